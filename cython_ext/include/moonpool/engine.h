@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * moonpool/engine.h - the C face of the Moonpool transfer engine.
+ *
+ * One engine per process is usual; several are allowed. Every handle is opaque and reference counted by the
+ * engine: `*_free` drops the caller's reference, it never pulls memory from under a running transfer.
+ *
+ * Threads: every function may be called from any thread at any time, unless its comment says otherwise.
+ * Fork: in a forked child every call fails with MP_FORKED, except `*_free` and `mp_engine_close`, which only
+ * release what the child inherited.
+ * Errors: functions that can fail return an mp_status and fill `*error` when it is not NULL.
+ * Times: `_ms` milliseconds, `_ns` nanoseconds; a negative `timeout_ns` waits until the operation's own deadline.
+ * No function blocks without a bound.
+ */
+#ifndef MOONPOOL_ENGINE_H
+#define MOONPOOL_ENGINE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define MP_API __attribute__((visibility("default")))
+#define MP_ABI_VERSION 1
+
+typedef struct mp_engine mp_engine;
+typedef struct mp_region mp_region;
+typedef struct mp_peer mp_peer;
+typedef struct mp_plan mp_plan;
+typedef struct mp_transfer mp_transfer;
+
+/* The one table of outcomes. Python's exceptions, the wire and the per-item statuses use the same numbers. */
+typedef enum mp_status {
+  MP_OK = 0,
+  MP_PENDING = 1,             /* per item: not finished yet */
+  MP_INVALID_ARGUMENT = 2,    /* the call itself is wrong: NULL, bad shape, mixed engines */
+  MP_OUT_OF_RANGE = 3,        /* negative or zero length, offset outside the region, overflow */
+  MP_CONFIG = 4,              /* a setting has an impossible value */
+  MP_TRANSPORT_UNAVAILABLE = 5, /* a named transport is unknown here, or `require` cannot be met */
+  MP_REGION_UNKNOWN = 6,      /* no such key or name */
+  MP_REGION_RELEASED = 7,     /* it was there and is gone */
+  MP_REGION_READ_ONLY = 8,
+  MP_REGION_BUSY = 9,         /* release refused: a running transfer owns the bytes */
+  MP_REGION_STALE = 10,       /* the handle names an earlier incarnation of the peer */
+  MP_ADDRESS = 11,            /* an address that cannot be parsed or resolved */
+  MP_LISTEN = 12,             /* the listening socket cannot be made */
+  MP_CONNECT = 13,            /* refused, unreachable, or no answer within the connect deadline */
+  MP_PEER_LOST = 14,          /* the connection ended while work was outstanding */
+  MP_PROTOCOL = 15,           /* the other side does not speak this protocol */
+  MP_VERSION = 16,            /* it does, in another version */
+  MP_AUTH = 17,               /* the cluster secrets differ */
+  MP_DEADLINE = 18,           /* the operation's deadline or progress time-out passed */
+  MP_CANCELLED = 19,
+  MP_WAIT_TIMEOUT = 20,       /* the wait ended, the transfer did not; its buffers stay owned */
+  MP_DIGEST = 21,             /* bytes arrived that are not the bytes sent */
+  MP_NOTIFY_FULL = 22,        /* the peer's notification queue is at its bound */
+  MP_NO_MEMORY = 23,
+  MP_LIMIT = 24,              /* a documented bound was reached (regions, peers, items) */
+  MP_CLOSED = 25,             /* the engine, peer or region handle was closed */
+  MP_FORKED = 26,             /* used in a forked child */
+  MP_SYSTEM = 27,             /* an operating-system call failed; see sys_errno */
+  MP_INTERNAL = 28
+} mp_status;
+
+typedef struct mp_error {
+  int32_t code;        /* mp_status */
+  int32_t sys_errno;   /* 0 or errno */
+  int64_t item;        /* first item concerned, or -1 */
+  int32_t retryable;   /* 1 when the same call may succeed later */
+  char path[16];       /* "tcp", "local", or "" */
+  char peer[128];      /* "name (host:port)" or "" */
+  char message[512];   /* what was attempted and what happened */
+  char cause[256];     /* the first cause, or "" */
+  char hint[256];      /* what to try, or "" */
+} mp_error;
+
+/* ---------------------------------------------------------------- engine */
+
+typedef struct mp_config {
+  uint32_t abi_version;       /* MP_ABI_VERSION */
+  const char *name;           /* shown to peers; NULL: "engine" */
+  const char *listen;         /* "host:port", "[::1]:0"; port 0 picks one; NULL: accepts nobody */
+  const char *transports;     /* "auto" or a comma list of "local", "tcp" */
+  const char *require;        /* NULL, or the one transport every transfer must use */
+  const uint8_t *secret;      /* cluster secret, or NULL */
+  size_t secret_bytes;
+  int32_t insecure;           /* allow listening beyond loopback without a secret */
+  uint32_t lanes;             /* TCP connections per peer; 0: chosen from the cores. At most 64 */
+  uint32_t io_threads;        /* 0: chosen from the cores. At most 64 */
+  uint64_t slice_bytes;       /* smallest piece of a large transfer that travels alone; 0: 1 MiB */
+  uint32_t spin_us;           /* how long a waiter or an I/O thread looks before it sleeps; UINT32_MAX: default */
+  uint32_t connect_timeout_ms;   /* 0: 5000 */
+  uint32_t progress_timeout_ms;  /* no byte moved on a busy lane for so long: it is broken. 0: 10000 */
+  uint32_t deadline_ms;          /* default deadline of a transfer. 0: 60000 */
+  uint32_t regions_max;          /* 0: 1048576 */
+  uint32_t peers_max;            /* inbound sessions; 0: 4096 */
+  uint32_t notifications_max;    /* queued, not yet taken; 0: 65536. Each at most 64 KiB */
+} mp_config;
+
+/* Fills every field with its default. */
+MP_API void mp_config_init(mp_config *config);
+
+MP_API mp_status mp_engine_open(const mp_config *config, mp_engine **engine, mp_error *error);
+/* Ends every transfer, closes every socket, joins every thread. Idempotent. Registered memory is not touched
+ * after it returns. In a forked child it only closes the inherited descriptors. */
+MP_API mp_status mp_engine_close(mp_engine *engine, mp_error *error);
+/* Drops the handle; closes first when that was not done. */
+MP_API void mp_engine_free(mp_engine *engine);
+/* "127.0.0.1:40123", or "" when the engine does not listen. Valid until mp_engine_free. */
+MP_API const char *mp_engine_address(const mp_engine *engine);
+MP_API void mp_engine_incarnation(const mp_engine *engine, uint8_t incarnation[16]);
+/* Counters and gauges as a JSON object (docs/stats.md). Returns the length needed; writes at most `size` bytes
+ * including the terminating 0. */
+MP_API size_t mp_engine_stats_json(mp_engine *engine, char *buffer, size_t size);
+/* JSON array of {"transport", "available", "reason"} for this build and host. Needs no engine. Same convention. */
+MP_API size_t mp_probe_json(char *buffer, size_t size);
+
+/* ---------------------------------------------------------------- regions */
+
+#define MP_REGION_WRITABLE 1u
+
+typedef struct mp_region_info {
+  uint64_t id;          /* unique in this engine */
+  uint64_t key;         /* random token that peers must name */
+  uint64_t generation;
+  uint64_t length;      /* bytes */
+  void *address;
+  uint32_t flags;       /* MP_REGION_* */
+  int32_t engine_owned; /* 1: allocated by the engine */
+} mp_region_info;
+
+/* Page-aligned zeroed memory owned by the engine, always writable; freed with the last reference. `name` may be
+ * NULL or up to 255 bytes; names are unique among live regions. */
+MP_API mp_status mp_region_allocate(mp_engine *engine, uint64_t nbytes, const char *name, mp_region **region,
+                                    mp_error *error);
+/* The memory must stay valid until mp_region_release succeeded or the engine is closed. */
+MP_API mp_status mp_region_register(mp_engine *engine, void *address, uint64_t nbytes, const char *name,
+                                    uint32_t flags, mp_region **region, mp_error *error);
+/* Withdraws the region: peers are refused from now on, and when it returns MP_OK nothing reads or writes it any
+ * more. MP_REGION_BUSY while a transfer of this engine uses it. Idempotent. */
+MP_API mp_status mp_region_release(mp_region *region, mp_error *error);
+MP_API void mp_region_free(mp_region *region);
+MP_API void mp_region_get_info(const mp_region *region, mp_region_info *info);
+
+/* ---------------------------------------------------------------- peers */
+
+typedef struct mp_remote_region {
+  uint64_t key;
+  uint64_t length;
+  uint64_t generation;
+  uint32_t flags;
+  uint8_t incarnation[16]; /* of the peer that owns it: a handle never outlives it */
+  char name[256];
+} mp_remote_region;
+
+typedef enum mp_peer_state { MP_PEER_CONNECTING = 0, MP_PEER_READY = 1, MP_PEER_LOST_STATE = 2, MP_PEER_CLOSED = 3 } mp_peer_state;
+
+typedef struct mp_peer_info {
+  int32_t state;            /* mp_peer_state */
+  uint8_t incarnation[16];  /* of the present connection */
+  char name[128];
+  char address[128];
+  char path[16];            /* the transport in use: "local" or "tcp" */
+  uint64_t regions;         /* known remote regions */
+} mp_peer_info;
+
+/* Connects, proves the secret both ways, learns the regions. timeout_ms 0: the configured one. */
+MP_API mp_status mp_peer_connect(mp_engine *engine, const char *address, uint32_t timeout_ms, mp_peer **peer,
+                                 mp_error *error);
+/* Makes sure the peer is connected, connecting again if it was lost (with back-off between attempts). */
+MP_API mp_status mp_peer_ensure(mp_peer *peer, uint32_t timeout_ms, mp_error *error);
+/* Ends its transfers and connections. Idempotent. */
+MP_API mp_status mp_peer_close(mp_peer *peer, mp_error *error);
+MP_API void mp_peer_free(mp_peer *peer);
+MP_API void mp_peer_get_info(const mp_peer *peer, mp_peer_info *info);
+/* Looks a name up among the regions the peer has announced; waits up to timeout_ns for it to be announced. */
+MP_API mp_status mp_peer_find_region(mp_peer *peer, const char *name, int64_t timeout_ns, mp_remote_region *region,
+                                     mp_error *error);
+/* Copies up to `capacity` named regions, ordered by name; returns how many there are. */
+MP_API size_t mp_peer_list_regions(mp_peer *peer, mp_remote_region *regions, size_t capacity);
+
+/* ---------------------------------------------------------------- transfers */
+
+typedef enum mp_op { MP_READ = 1, MP_WRITE = 2 } mp_op; /* READ: remote to local; WRITE: local to remote */
+
+/* `count` items as arrays. A stride of 0 repeats the first element for every item, 1 walks the array (units:
+ * elements). An index of NULL uses entry 0 of its table for every item. */
+typedef struct mp_batch {
+  size_t count;
+  const int64_t *local_offsets;
+  size_t local_offsets_stride;
+  const int64_t *remote_offsets;
+  size_t remote_offsets_stride;
+  const int64_t *lengths;
+  size_t lengths_stride;
+  mp_region *const *locals;
+  size_t locals_count;
+  const uint32_t *local_index;
+  const mp_remote_region *const *remotes;
+  size_t remotes_count;
+  const uint32_t *remote_index;
+} mp_batch;
+
+typedef struct mp_options {
+  int64_t deadline_ns;    /* from now; 0: the engine's default; negative: already passed */
+  const void *notify;     /* delivered to the peer after the bytes are visible there; NULL: none */
+  size_t notify_bytes;    /* at most 65536 */
+  int32_t digest;         /* 1: digest every item at both ends and compare */
+} mp_options;
+
+typedef enum mp_transfer_state {
+  MP_RUNNING = 0,
+  MP_COMPLETED = 1,  /* every item MP_OK, bytes in place at the destination */
+  MP_FAILED = 2,     /* at least one item failed; the others have their own status */
+  MP_STOPPED = 3,    /* cancelled, and nothing can write its buffers any more */
+  MP_EXPIRED = 4,    /* its deadline passed, and nothing can write its buffers any more */
+  MP_UNSETTLED = 5   /* failed, cancelled or expired, but the far side may still write: buffers stay owned. Becomes
+                        one of FAILED, STOPPED, EXPIRED when the far side is known to have stopped */
+} mp_transfer_state;
+
+/* Submits one batch. Never blocks on the network. A bad item gets its own status and does not hide the others;
+ * when no item is good nothing is submitted and the first item's error is returned. */
+MP_API mp_status mp_submit(mp_peer *peer, mp_op op, const mp_batch *batch, const mp_options *options,
+                           mp_transfer **transfer, mp_error *error);
+/* Checks a batch once, for many posts. */
+MP_API mp_status mp_plan_create(mp_peer *peer, const mp_batch *batch, mp_plan **plan, mp_error *error);
+/* Posts the items named by `indices` (NULL: all). The plan may be posted from several threads. */
+MP_API mp_status mp_plan_post(mp_plan *plan, mp_op op, const int64_t *indices, size_t count, const mp_options *options,
+                              mp_transfer **transfer, mp_error *error);
+MP_API size_t mp_plan_count(const mp_plan *plan);
+MP_API void mp_plan_free(mp_plan *plan);
+
+MP_API mp_transfer_state mp_transfer_get_state(const mp_transfer *transfer);
+/* Waits for any state but MP_RUNNING. MP_OK: reached. MP_WAIT_TIMEOUT: not within timeout_ns. */
+MP_API mp_status mp_transfer_wait(mp_transfer *transfer, int64_t timeout_ns);
+/* Waits for a state that is neither MP_RUNNING nor MP_UNSETTLED. */
+MP_API mp_status mp_transfer_wait_settled(mp_transfer *transfer, int64_t timeout_ns);
+/* Stops it and waits up to timeout_ns until it is settled. MP_OK: settled (it may have completed first);
+ * MP_WAIT_TIMEOUT: still unsettled. */
+MP_API mp_status mp_transfer_cancel(mp_transfer *transfer, int64_t timeout_ns);
+/* The first cause, when the state is not COMPLETED; code MP_OK otherwise. */
+MP_API void mp_transfer_get_error(const mp_transfer *transfer, mp_error *error);
+MP_API size_t mp_transfer_count(const mp_transfer *transfer);
+/* One mp_status per item. */
+MP_API void mp_transfer_item_status(const mp_transfer *transfer, uint8_t *status, size_t count);
+/* One digest per item (see mp_digest); zeros for items without one. MP_INVALID_ARGUMENT when it was not asked for. */
+MP_API mp_status mp_transfer_digests(const mp_transfer *transfer, uint64_t *digests, size_t count);
+/* Writes 1 to `fd` (an eventfd) once the state leaves MP_RUNNING; at once when it already has. -1 takes it back. */
+MP_API mp_status mp_transfer_set_eventfd(mp_transfer *transfer, int fd);
+/* Drops the handle. A running transfer goes on. */
+MP_API void mp_transfer_free(mp_transfer *transfer);
+
+/* The digest of `nbytes` bytes: XXH3-64 of the little-endian XXH3-64 values of its 256 KiB leaves; one leaf is its
+ * own digest. Leaves make it computable out of order and in parallel. */
+#define MP_DIGEST_LEAF_BYTES 262144u
+MP_API uint64_t mp_digest(const void *data, uint64_t nbytes);
+
+/* ---------------------------------------------------------------- notifications */
+
+typedef struct mp_notification {
+  char peer[128];          /* name of the sender */
+  uint8_t incarnation[16]; /* of the sender */
+  uint8_t *payload;
+  size_t payload_bytes;
+} mp_notification;
+
+/* Takes the oldest one; waits up to timeout_ns (0: does not wait). MP_OK or MP_WAIT_TIMEOUT or MP_CLOSED. */
+MP_API mp_status mp_notification_take(mp_engine *engine, int64_t timeout_ns, mp_notification *notification);
+/* Frees the payload. */
+MP_API void mp_notification_clear(mp_notification *notification);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* MOONPOOL_ENGINE_H */
