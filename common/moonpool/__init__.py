@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Moonpool moves LLM KV cache between machines and pools it across a cluster.
+
+This base package holds what every component shares and imports nothing heavy: errors, settings, addresses and
+units. The transfer engine is :mod:`moonpool.transfer_engine`.
+"""
+
+from pathlib import Path
+
+from moonpool.errors import AddressError, ConfigError, MoonpoolError
+
+__all__ = ["AddressError", "ConfigError", "MoonpoolError", "__version__", "get_include", "get_library_dir"]
+
+__version__ = "0.1.0"
+
+
+def _installed(relative: str) -> str:
+    # An editable install keeps the Python files in the checkout and the built ones beside site-packages, so the
+    # package has more than one folder.
+    for folder in __path__:
+        candidate = Path(folder) / relative
+        if candidate.exists():
+            return str(candidate.parent)
+    raise FileNotFoundError(
+        f"{relative} is not part of this installation of moonpool (looked in {', '.join(__path__)}). "
+        "Try: pip install --force-reinstall moonpool"
+    )
+
+
+def get_include() -> str:
+    """Return the folder to give a C or Cython compiler as ``-I``, for ``#include <moonpool/engine.h>``.
+
+    Raises:
+        FileNotFoundError: this installation carries no header.
+    """
+    return str(Path(_installed("include/moonpool/engine.h")).parent)
+
+
+def get_library_dir() -> str:
+    """Return the folder to give a linker as ``-L`` and ``-rpath``, for ``-lmoonpool``.
+
+    Python and a compiled consumer in one process share this one copy of the engine.
+
+    Raises:
+        FileNotFoundError: this installation carries no library.
+    """
+    return _installed("lib/libmoonpool.so")

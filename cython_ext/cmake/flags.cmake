@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# moonpool_flags: how our own sources are compiled. Code that Cython generates does not use it: its warnings are not
+# ours to repair.
+add_library(moonpool_flags INTERFACE)
+target_compile_options(moonpool_flags INTERFACE -Wall -Wextra)
+if(MOONPOOL_WERROR)
+  target_compile_options(moonpool_flags INTERFACE -Werror)
+endif()
+
+if(MOONPOOL_SANITIZE STREQUAL "address")
+  add_compile_options(-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g)
+  add_link_options(-fsanitize=address,undefined)
+elseif(MOONPOOL_SANITIZE STREQUAL "thread")
+  add_compile_options(-fsanitize=thread -fno-omit-frame-pointer -g)
+  add_link_options(-fsanitize=thread)
+elseif(MOONPOOL_SANITIZE)
+  message(FATAL_ERROR "MOONPOOL_SANITIZE=${MOONPOOL_SANITIZE} is unknown. Try: address, thread, or leave it empty")
+endif()
