@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "digest.hpp"
+
+#include <algorithm>
+#include <vector>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+namespace moonpool {
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "leaf values are hashed as little-endian words");
+
+uint64_t leaf_digest(const void *data, size_t nbytes) { return XXH3_64bits(data, nbytes); }
+
+uint64_t combine_leaves(const uint64_t *leaves, size_t count) {
+  return count == 1 ? leaves[0] : XXH3_64bits(leaves, count * sizeof *leaves);
+}
+
+}  // namespace moonpool
+
+extern "C" uint64_t mp_digest(const void *data, uint64_t nbytes) {
+  using namespace moonpool;
+  const auto *bytes = static_cast<const uint8_t *>(data);
+  if (nbytes <= kDigestLeafBytes) return leaf_digest(bytes, nbytes);
+  std::vector<uint64_t> leaves;
+  leaves.reserve((nbytes + kDigestLeafBytes - 1) / kDigestLeafBytes);
+  for (uint64_t at = 0; at < nbytes; at += kDigestLeafBytes) {
+    leaves.push_back(leaf_digest(bytes + at, std::min(kDigestLeafBytes, nbytes - at)));
+  }
+  return combine_leaves(leaves.data(), leaves.size());
+}
