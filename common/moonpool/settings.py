@@ -20,6 +20,7 @@ import dataclasses
 import os
 import re
 import sys
+import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING
@@ -304,12 +305,16 @@ def _variable(component: str, name: str) -> str:
     return f"MOONPOOL_{component}_{name}".upper()
 
 
+def _members(hint: Any) -> tuple[Any, ...]:
+    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+
+
 def _optional(hint: Any) -> bool:
-    return type(None) in typing.get_args(hint)
+    return type(None) in _members(hint)
 
 
 def _base(hint: Any) -> type:
-    kinds = [arg for arg in typing.get_args(hint) if arg is not type(None)] or [hint]
+    kinds = [member for member in _members(hint) if member is not type(None)]
     if len(kinds) != 1 or kinds[0] not in (bool, int, float, str, bytes):
         raise TypeError(f"a setting cannot be of type {hint}")
     return typing.cast(type, kinds[0])
