@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "region.hpp"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+
+namespace moonpool {
+
+namespace {
+std::atomic<uint64_t> g_generation{1};
+}  // namespace
+
+Region::Region(uint64_t region_id, uint8_t *address, uint64_t nbytes, std::string region_name, uint32_t region_flags,
+               bool owned)
+    : id(region_id),
+      key(random_u64()),
+      generation(g_generation.fetch_add(1)),
+      base(address),
+      length(nbytes),
+      name(std::move(region_name)),
+      flags(region_flags),
+      engine_owned(owned) {}
+
+Region::~Region() {
+  if (engine_owned) munmap(base, length);
+}
+
+bool Region::begin(std::atomic<int64_t> &counter) {
+  // Counted first, checked second; try_release does the opposite. One of the two always sees the other.
+  counter.fetch_add(1);
+  if (!released_.load()) return true;
+  if (&counter == &serving_) {
+    end_serving();
+  } else {
+    counter.fetch_sub(1);
+  }
+  return false;
+}
+
+void Region::end_serving() {
+  if (serving_.fetch_sub(1) == 1 && released_.load()) {
+    std::lock_guard lock(mutex_);
+    unserved_.notify_all();
+  }
+}
+
+bool Region::try_release() {
+  if (released_.exchange(true)) return true;
+  if (users_.load() == 0) return true;
+  released_.store(false);
+  return false;
+}
+
+void Region::wait_unserved() {
+  std::unique_lock lock(mutex_);
+  unserved_.wait(lock, [this] { return serving_.load() == 0; });
+}
+
+Error RegionTable::insert(const std::shared_ptr<Region> &region) {
+  std::unique_lock lock(mutex_);
+  if (by_key_.size() >= capacity_) {
+    return make_error(MP_LIMIT, "cannot register \"" + region->name + "\": " + std::to_string(capacity_) +
+                                    " regions are registered already",
+                      "release regions, register larger ones, or raise regions_max");
+  }
+  if (!by_name_.emplace(region->name, region->key).second) {
+    return make_error(MP_INVALID_ARGUMENT, "a region named \"" + region->name + "\" is registered already",
+                      "use another name, or release the first one");
+  }
+  by_key_.emplace(region->key, region);
+  return {};
+}
+
+void RegionTable::erase(const Region &region) {
+  std::unique_lock lock(mutex_);
+  if (by_key_.erase(region.key) == 0) return;
+  by_name_.erase(region.name);
+  if (released_keys_.size() < kRemembered) {
+    released_keys_.push_back(region.key);
+  } else {
+    released_keys_[released_next_++ % kRemembered] = region.key;
+  }
+}
+
+std::shared_ptr<Region> RegionTable::find(uint64_t key) const {
+  std::shared_lock lock(mutex_);
+  const auto it = by_key_.find(key);
+  return it == by_key_.end() ? nullptr : it->second;
+}
+
+mp_status RegionTable::absence(uint64_t key) const {
+  std::shared_lock lock(mutex_);
+  const bool known = std::find(released_keys_.begin(), released_keys_.end(), key) != released_keys_.end();
+  return known ? MP_REGION_RELEASED : MP_REGION_UNKNOWN;
+}
+
+std::vector<std::shared_ptr<Region>> RegionTable::all() const {
+  std::shared_lock lock(mutex_);
+  std::vector<std::shared_ptr<Region>> regions;
+  regions.reserve(by_key_.size());
+  for (const auto &entry : by_key_) regions.push_back(entry.second);
+  return regions;
+}
+
+size_t RegionTable::size() const {
+  std::shared_lock lock(mutex_);
+  return by_key_.size();
+}
+
+mp_status RequestChecker::check(const wire::WireDesc &desc, bool write, uint8_t **address) {
+  if (last_ == nullptr || desc.key != last_key_) {
+    std::shared_ptr<Region> region = table_.find(desc.key);
+    if (region == nullptr) return table_.absence(desc.key);
+    ServingPin pin(std::move(region));
+    if (pin.get() == nullptr) return MP_REGION_RELEASED;
+    last_ = pin.get();
+    last_key_ = desc.key;
+    pins_.push_back(std::move(pin));
+  }
+  if (desc.length == 0 || !last_->contains(desc.offset, desc.length)) return MP_OUT_OF_RANGE;
+  if (write && !last_->writable()) return MP_REGION_READ_ONLY;
+  *address = last_->base + desc.offset;
+  return MP_OK;
+}
+
+void RequestChecker::reset() {
+  last_ = nullptr;
+  pins_.clear();
+}
+
+bool RequestChecker::pins(const Region &region) const {
+  return std::any_of(pins_.begin(), pins_.end(), [&](const ServingPin &pin) { return pin.get() == &region; });
+}
+
+}  // namespace moonpool

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// Registered memory and the table that peers' requests are checked against.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "status.hpp"
+#include "wire.hpp"
+
+namespace moonpool {
+
+// Two kinds of use keep the bytes owned: transfers of this engine (`users`) make a release fail, work on behalf of
+// peers (`serving`) is stopped by it.
+class Region {
+ public:
+  Region(uint64_t id, uint8_t *base, uint64_t length, std::string name, uint32_t flags, bool engine_owned);
+  ~Region();
+  Region(const Region &) = delete;
+  Region &operator=(const Region &) = delete;
+
+  const uint64_t id;
+  const uint64_t key;
+  const uint64_t generation;
+  uint8_t *const base;
+  const uint64_t length;
+  const std::string name;
+  const uint32_t flags;
+  const bool engine_owned;
+
+  bool writable() const { return (flags & MP_REGION_WRITABLE) != 0; }
+  bool released() const { return released_.load(); }
+  // Overflow-safe.
+  bool contains(uint64_t offset, uint64_t nbytes) const { return nbytes <= length && offset <= length - nbytes; }
+
+  // False once the region is released.
+  bool begin_use() { return begin(users_); }
+  void end_use() { users_.fetch_sub(1); }
+  bool begin_serving() { return begin(serving_); }
+  void end_serving();
+  bool served() const { return serving_.load() > 0; }
+
+  // False when transfers of this engine still use it.
+  bool try_release();
+  // After try_release: returns when nothing serves peers from it any more.
+  void wait_unserved();
+
+ private:
+  bool begin(std::atomic<int64_t> &counter);
+
+  std::atomic<bool> released_{false};
+  std::atomic<int64_t> users_{0};
+  std::atomic<int64_t> serving_{0};
+  std::mutex mutex_;
+  std::condition_variable unserved_;
+};
+
+// Holds the `serving` count of one region.
+class ServingPin {
+ public:
+  ServingPin() = default;
+  // Empty when the region is released.
+  explicit ServingPin(std::shared_ptr<Region> region)
+      : region_(region != nullptr && region->begin_serving() ? std::move(region) : nullptr) {}
+  ServingPin(ServingPin &&) = default;
+  ServingPin &operator=(ServingPin &&other) noexcept {
+    reset();
+    region_ = std::move(other.region_);
+    return *this;
+  }
+  ~ServingPin() { reset(); }
+  void reset() {
+    if (region_ != nullptr) region_->end_serving();
+    region_.reset();
+  }
+  Region *get() const { return region_.get(); }
+
+ private:
+  std::shared_ptr<Region> region_;
+};
+
+// What a peer may name. Regions without a name are private to their engine and never enter it.
+class RegionTable {
+ public:
+  explicit RegionTable(size_t capacity) : capacity_(capacity) {}
+
+  Error insert(const std::shared_ptr<Region> &region);
+  void erase(const Region &region);
+  std::shared_ptr<Region> find(uint64_t key) const;
+  // MP_REGION_RELEASED for a key that was here recently, otherwise MP_REGION_UNKNOWN.
+  mp_status absence(uint64_t key) const;
+  std::vector<std::shared_ptr<Region>> all() const;
+  size_t size() const;
+
+ private:
+  static constexpr size_t kRemembered = 4096;
+
+  const size_t capacity_;
+  mutable std::shared_mutex mutex_;
+  std::unordered_map<uint64_t, std::shared_ptr<Region>> by_key_;
+  std::unordered_map<std::string, uint64_t> by_name_;
+  std::vector<uint64_t> released_keys_;  // a ring, so that a late peer hears "released" and not "unknown"
+  size_t released_next_ = 0;
+};
+
+// Resolves and checks descriptors of a peer's request, one after the other. Runs of the same key cost one look-up.
+class RequestChecker {
+ public:
+  explicit RequestChecker(const RegionTable &table) : table_(table) {}
+
+  // MP_OK and the address, or why the peer may not touch these bytes. The region stays pinned until reset().
+  mp_status check(const wire::WireDesc &desc, bool write, uint8_t **address);
+  void reset();
+  bool pins(const Region &region) const;
+
+ private:
+  const RegionTable &table_;
+  std::vector<ServingPin> pins_;
+  uint64_t last_key_ = 0;
+  Region *last_ = nullptr;
+};
+
+}  // namespace moonpool

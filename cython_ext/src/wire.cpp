@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "wire.hpp"
+
+namespace moonpool::wire {
+
+const char *check_request(const RequestHead &head) {
+  const RequestHeader &h = head.header;
+  if (h.magic != kRequestMagic) return "a request that does not begin with its magic";
+  if (h.op != MP_READ && h.op != MP_WRITE) return "a request with an unknown operation";
+  if ((h.flags & ~kFlagDigest) != 0) return "a request with unknown flags";
+  if (h.desc_count == 0 || h.desc_count > kDescsPerFrameMax) return "a request with an impossible descriptor count";
+  if (h.payload_bytes > kPayloadPerFrameMax) return "a request with an impossible payload";
+  return "";
+}
+
+const char *check_response(const ResponseHeader &h) {
+  if (h.magic != kResponseMagic) return "a response that does not begin with its magic";
+  if (h.failed_count > kDescsPerFrameMax) return "a response with an impossible failure count";
+  if (h.payload_bytes > kPayloadPerFrameMax) return "a response with an impossible payload";
+  return "";
+}
+
+void append_message(std::string *out, Message type, std::string_view body) {
+  const MessageHeader header{static_cast<uint32_t>(body.size()), type, 0};
+  out->append(reinterpret_cast<const char *>(&header), sizeof header);
+  out->append(body);
+}
+
+void encode_region(Writer &writer, const RegionRecord &region) {
+  writer.put(region.key);
+  writer.put(region.length);
+  writer.put(region.generation);
+  writer.put(region.flags);
+  writer.put_bytes(region.name);
+}
+
+bool decode_regions(std::string_view body, std::vector<RegionRecord> *out) {
+  Reader reader(body);
+  while (!reader.done()) {
+    RegionRecord region;
+    std::string_view name;
+    if (!reader.get(&region.key) || !reader.get(&region.length) || !reader.get(&region.generation) ||
+        !reader.get(&region.flags) || !reader.get_bytes(&name, kRegionNameMax)) {
+      return false;
+    }
+    region.name = name;
+    out->push_back(std::move(region));
+  }
+  return true;
+}
+
+void encode_offer(Writer &writer, const std::vector<std::string> &transports) {
+  for (const std::string &name : transports) writer.put_bytes(name);
+}
+
+bool decode_offer(std::string_view body, std::vector<std::string> *transports) {
+  Reader reader(body);
+  while (!reader.done()) {
+    std::string_view name;
+    if (!reader.get_bytes(&name, 15)) return false;
+    transports->emplace_back(name);
+  }
+  return true;
+}
+
+}  // namespace moonpool::wire
