@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# Every target sets up what it needs by itself; `make` alone lists them.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+JOBS ?= $(shell nproc)
+export PYTHON JOBS
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+
+# Folders are listed with their files, so that a removed file counts as a change.
+PACKAGE_SOURCES := pyproject.toml $(shell find common transfer_engine bench cython_ext \
+	-name __pycache__ -prune -o -path cython_ext/tests -prune -o -print)
+# Each folder of tests is a suite of its own.
+SUITES := $(sort $(patsubst tests/%/,%,$(dir $(wildcard tests/*/test_*.py))))
+NATIVE_SOURCES := $(shell find cython_ext -name '*.h' -o -name '*.hpp' -o -name '*.cpp') $(wildcard tests/*/*.c)
+SUITE := tools/suite.sh
+
+.PHONY: help
+help:  ## List the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
+
+.PHONY: bench
+bench: $(STAMPS)/installed  ## Measure this host: the quick sweep of mooncake-bench (ARGS="transfer --help" for more)
+	@$(BIN)/mooncake-bench $(ARGS)
+
+.PHONY: test
+test: native-test $(SUITES:%=test-%)  ## Run every test, native and Python
+
+.PHONY: check
+check: lint sanitize test  ## What CI runs: linters, sanitizers, every test
+
+.PHONY: lint
+lint: $(STAMPS)/lint $(STAMPS)/installed $(STAMPS)/test  ## Run the linters and the type checker
+	@$(SUITE) lint tools/lint.sh $(BIN)
+
+.PHONY: fix
+fix: $(STAMPS)/lint  ## Repair what formatters and linters can repair
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	$(BIN)/clang-format -i $(NATIVE_SOURCES)
+	$(BIN)/codespell --write-changes
+
+.PHONY: native-test
+native-test: $(STAMPS)/system-test  ## Build and run the native unit tests
+	@$(SUITE) native tools/native-tests.sh
+
+.PHONY: sanitize
+sanitize: $(STAMPS)/system-test  ## Run the native unit tests under ASan with UBSan, then under TSan
+	@$(SUITE) native-asan tools/native-tests.sh address
+	@$(SUITE) native-tsan tools/native-tests.sh thread
+
+.PHONY: $(SUITES:%=test-%)
+$(SUITES:%=test-%): test-%: $(STAMPS)/installed $(STAMPS)/test
+	@$(SUITE) $* $(BIN)/pytest -n $(JOBS) tests/$* $(ARGS)
+
+.PHONY: docs
+docs: $(STAMPS)/installed  ## Write the reference pages that are generated from the code
+	$(BIN)/python tools/settings_reference.py docs/settings.md
+
+.PHONY: clean
+clean:  ## Remove everything that was built or installed here
+	rm -rf build $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# ---------------------------------------------------------------- set-up; a stamp is older than what it was made from
+
+$(STAMPS)/system-build: tools/setup-system.sh
+	@tools/setup-system.sh build
+	@mkdir -p $(@D) && touch $@
+
+$(STAMPS)/system-test: tools/setup-system.sh
+	@tools/setup-system.sh test
+	@mkdir -p $(@D) && touch $@
+
+$(STAMPS)/venv: pyproject.toml tools/requirements.py $(STAMPS)/system-build
+	@echo "moonpool: setting up $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --upgrade pip
+	@$(PYTHON) tools/requirements.py build-system project bench > $(STAMPS)/venv.txt
+	@$(BIN)/pip install --quiet -r $(STAMPS)/venv.txt
+	@touch $@
+
+# Installed, not editable: tests and the type checker see what users get.
+$(STAMPS)/installed: $(STAMPS)/venv $(PACKAGE_SOURCES)
+	@echo "moonpool: building"
+	@$(BIN)/pip install --quiet --no-build-isolation --no-deps --force-reinstall \
+		-Ccmake.define.MOONPOOL_WERROR=ON .
+	@touch $@
+
+$(STAMPS)/lint: $(STAMPS)/venv
+	@$(PYTHON) tools/requirements.py lint > $(STAMPS)/lint.txt
+	@$(BIN)/pip install --quiet -r $(STAMPS)/lint.txt
+	@touch $@
+
+$(STAMPS)/test: $(STAMPS)/venv tools/setup-torch.sh
+	@$(PYTHON) tools/requirements.py test > $(STAMPS)/test.txt
+	@$(BIN)/pip install --quiet -r $(STAMPS)/test.txt
+	@tools/setup-torch.sh $(VENV)
+	@touch $@

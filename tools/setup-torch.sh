@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Installs a CPU build of PyTorch into the virtual environment given, or says why the tests that use it will skip.
+# On Linux a plain `pip install torch` may bring several GB of CUDA libraries, which a handful of tests do not need.
+set -euo pipefail
+
+pip=${1:?"usage: tools/setup-torch.sh VENV"}/bin/pip
+python=$1/bin/python
+requirement=$("$python" tools/requirements.py test-torch)
+
+"$python" -c "import torch" 2>/dev/null && exit 0
+
+plan=$("$pip" install --dry-run --quiet --report - "$requirement" 2>/dev/null) || plan=""
+if [[ -n $plan && $plan != *nvidia-* && $plan != *cuda-* ]]; then
+  "$pip" install --quiet "$requirement"
+elif ! "$pip" install --quiet --retries 0 --timeout 15 --index-url https://download.pytorch.org/whl/cpu \
+  "$requirement"; then
+  echo "moonpool: no CPU build of $requirement in reach; the tests that register torch tensors will skip" >&2
+fi
