@@ -1,0 +1,393 @@
+# SPDX-License-Identifier: Apache-2.0
+# cython: language_level=3, embedsignature=True, binding=True
+"""Objects around moonpool/engine.h. They pass arguments and own handles; moonpool.transfer_engine decides.
+
+Every native call that can block or do work runs without the GIL. Calls that only read a field of a handle keep it:
+giving it up would cost more than they do.
+"""
+
+cimport cython
+from cpython.buffer cimport (
+    PyBUF_FORMAT, PyBUF_SIMPLE, PyBUF_STRIDES, PyBuffer_FillInfo, PyBuffer_IsContiguous, PyBuffer_Release,
+    PyObject_CheckBuffer, PyObject_GetBuffer)
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.exc cimport PyErr_CheckSignals
+from cpython.float cimport PyFloat_CheckExact, PyFloat_AS_DOUBLE
+from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact
+from cpython.object cimport PyObject
+from cpython.unicode cimport PyUnicode_DecodeUTF8
+from libc.stdint cimport (
+    INT64_MAX, INT64_MIN, UINT32_MAX, int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t,
+    uintptr_t)
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy, strlen
+
+from moonpool_engine cimport *
+
+READ = MP_READ
+WRITE = MP_WRITE
+
+#: Not an mp_status: what the error factory is given when an argument has a wrong type.
+WRONG_TYPE = -1
+
+# Ctrl-C must end a wait, and Python runs signal handlers only between native calls.
+cdef int64_t SIGNAL_CHECK_NS = 100_000_000
+
+cdef tuple empty_tuple = ()
+cdef char nothing = 0
+
+
+# ------------------------------------------------------------------------------------------------ errors
+
+def _plain_error(status, message, **fields):
+    return RuntimeError(message)
+
+
+cdef object error_factory = _plain_error
+
+
+def set_error_factory(factory):
+    """Install the callable that turns a status and the fields of mp_error into an exception."""
+    global error_factory
+    error_factory = factory
+
+
+cdef str text(const char *source):
+    return PyUnicode_DecodeUTF8(source, strlen(source), b"replace")
+
+
+cdef object to_exception(mp_status status, const mp_error *error):
+    return error_factory(
+        <int>status, text(error.message), peer=text(error.peer), path=text(error.path), cause=text(error.cause),
+        retryable=error.retryable != 0, hint=text(error.hint), item=error.item if error.item >= 0 else None,
+        sys_errno=error.sys_errno)
+
+
+cdef inline int check(mp_status status, const mp_error *error) except -1:
+    if status != MP_OK:
+        raise to_exception(status, error)
+    return 0
+
+
+cdef object mistake(int status, str message, str hint):
+    return error_factory(status, message, hint=hint)
+
+
+cdef object wrong_type(str what, object value, str expected):
+    return error_factory(WRONG_TYPE, f"{what} is a {type(value).__name__}", hint=expected)
+
+
+include "_arguments.pxi"
+include "_regions.pxi"
+include "_transfers.pxi"
+
+
+# ------------------------------------------------------------------------------------------------ engine
+
+cdef class Engine:
+    """An mp_engine. Closing is up to moonpool.transfer_engine; the handle goes with the last reference."""
+
+    cdef mp_engine *handle
+    cdef readonly str address       # "" when it does not listen
+    cdef readonly str incarnation
+
+    def __init__(self, *, str name, str listen, str transports, str require, bytes secret, bint insecure,
+                 uint32_t lanes, uint32_t io_threads, uint64_t slice_bytes, uint32_t spin_us,
+                 uint32_t connect_timeout_ms, uint32_t progress_timeout_ms, uint32_t deadline_ms,
+                 uint32_t regions_max, uint32_t peers_max, uint32_t notifications_max):
+        cdef mp_config config
+        cdef mp_error error
+        cdef mp_status status
+        cdef uint8_t incarnation[16]
+        cdef bytes name_text = encoded(name, "name")
+        cdef bytes transports_text = encoded(transports, "transports")
+        cdef bytes listen_text = encoded_or_none(listen, "listen")
+        cdef bytes require_text = encoded_or_none(require, "require")
+        if self.handle != NULL:
+            raise RuntimeError("the engine is open already")
+        mp_config_init(&config)
+        config.name = pointer(name_text)
+        config.transports = pointer(transports_text)
+        config.listen = pointer(listen_text)
+        config.require = pointer(require_text)
+        if secret is not None:
+            config.secret = <const uint8_t *>pointer(secret)
+            config.secret_bytes = len(secret)
+        config.insecure = insecure
+        config.lanes = lanes
+        config.io_threads = io_threads
+        config.slice_bytes = slice_bytes
+        config.spin_us = spin_us
+        config.connect_timeout_ms = connect_timeout_ms
+        config.progress_timeout_ms = progress_timeout_ms
+        config.deadline_ms = deadline_ms
+        config.regions_max = regions_max
+        config.peers_max = peers_max
+        config.notifications_max = notifications_max
+        with nogil:
+            status = mp_engine_open(&config, &self.handle, &error)
+        check(status, &error)
+        self.address = text(mp_engine_address(self.handle))
+        mp_engine_incarnation(self.handle, incarnation)
+        self.incarnation = hexadecimal(incarnation)
+
+    def __dealloc__(self):
+        # Without the GIL: this may close sockets and join threads, and a thread that the core waits for may itself be
+        # waiting for the GIL to leave a native call. The same holds for every __dealloc__ below, which may unmap
+        # gigabytes or meet a lock that such a thread holds.
+        cdef mp_engine *handle = self.handle
+        if handle != NULL:
+            with nogil:
+                mp_engine_free(handle)
+
+    def close(self):
+        cdef mp_error error
+        cdef mp_status status
+        with nogil:
+            status = mp_engine_close(self.handle, &error)
+        check(status, &error)
+
+    def stats_json(self):
+        cdef size_t size = 4096
+        cdef size_t needed
+        cdef char *buffer
+        while True:
+            buffer = <char *>reserve(size, 1)
+            try:
+                with nogil:
+                    needed = mp_engine_stats_json(self.handle, buffer, size)
+                if needed <= size:
+                    return text(buffer)
+            finally:
+                free(buffer)
+            size = needed + 1024
+
+    def allocate(self, type region_type, nbytes, name):
+        cdef Region region = new_object(region_type)
+        cdef bytes name_text = encoded_or_none(name, "name")
+        cdef const char *name_pointer = pointer(name_text)
+        cdef uint64_t size = length(nbytes)
+        cdef mp_error error
+        cdef mp_status status
+        with nogil:
+            status = mp_region_allocate(self.handle, size, name_pointer, &region.handle, &error)
+        check(status, &error)
+        region.opened(self, name)
+        return region
+
+    def register_buffer(self, type region_type, memory, name, bint writable):
+        """Holds the buffer of `memory` until the region has let go of it."""
+        cdef Region region = new_object(region_type)
+        PyObject_GetBuffer(memory, &region.view, PyBUF_STRIDES)
+        region.has_view = True
+        if not PyBuffer_IsContiguous(&region.view, b"A"):
+            raise mistake(MP_INVALID_ARGUMENT, "the memory is not contiguous", "a contiguous array")
+        self.register_at(region, region.view.buf, region.view.len, name, writable)
+        return region
+
+    def register_address(self, type region_type, address, nbytes, name, bint writable, owner):
+        """Keeps a reference to `owner` until the region has let go of the memory."""
+        cdef Region region = new_object(region_type)
+        region.owner = owner
+        self.register_at(region, <void *><uintptr_t>address, length(nbytes), name, writable)
+        return region
+
+    cdef int register_at(self, Region region, void *address, uint64_t nbytes, object name, bint writable) except -1:
+        cdef bytes name_text = encoded_or_none(name, "name")
+        cdef const char *name_pointer = pointer(name_text)
+        cdef uint32_t flags = MP_REGION_WRITABLE if writable else 0
+        cdef mp_error error
+        cdef mp_status status
+        with nogil:
+            status = mp_region_register(self.handle, address, nbytes, name_pointer, flags, &region.handle, &error)
+        check(status, &error)
+        region.opened(self, name)
+        return 0
+
+    def connect(self, type peer_type, address, timeout):
+        cdef Peer peer = new_object(peer_type)
+        cdef bytes address_text = encoded(address, "address")
+        cdef const char *address_pointer = address_text
+        cdef uint32_t timeout_ms = milliseconds(timeout, "timeout")
+        cdef mp_error error
+        cdef mp_status status
+        with nogil:
+            status = mp_peer_connect(self.handle, address_pointer, timeout_ms, &peer.handle, &error)
+        check(status, &error)
+        peer.engine = self
+        return peer
+
+    def take_notification(self, timeout):
+        """Return (peer, incarnation, payload), or None when none came in time."""
+        cdef int64_t remaining = nanoseconds(timeout, "timeout")
+        cdef int64_t step
+        cdef mp_notification notification
+        cdef mp_error error
+        cdef mp_status status
+        while True:
+            step = next_step(remaining)
+            with nogil:
+                status = mp_notification_take(self.handle, step, &notification)
+            if status != MP_WAIT_TIMEOUT:
+                break
+            PyErr_CheckSignals()
+            remaining = after_step(remaining, step)
+            if remaining == 0:
+                return None
+        if status != MP_OK:
+            raise mistake(status, "waiting for notifications", "an engine that is open")
+        try:
+            return (
+                text(notification.peer), hexadecimal(notification.incarnation),
+                PyBytes_FromStringAndSize(<char *>notification.payload, notification.payload_bytes))
+        finally:
+            mp_notification_clear(&notification)
+
+
+cdef str hexadecimal(const uint8_t *incarnation):
+    return PyBytes_FromStringAndSize(<const char *>incarnation, 16).hex()
+
+
+cdef uint64_t length(object nbytes) except? 0:
+    if isinstance(nbytes, bool) or not hasattr(nbytes, "__index__"):
+        raise wrong_type("nbytes", nbytes, "a number of bytes as an int")
+    cdef int64_t value = exact_int64(nbytes.__index__(), "nbytes")
+    if value <= 0:
+        raise mistake(MP_OUT_OF_RANGE, f"nbytes is {value}", "at least 1 byte")
+    return value
+
+
+cdef int64_t next_step(int64_t remaining) noexcept:
+    return SIGNAL_CHECK_NS if remaining < 0 else min(remaining, SIGNAL_CHECK_NS)
+
+
+cdef int64_t after_step(int64_t remaining, int64_t step) noexcept:
+    return -1 if remaining < 0 else remaining - step
+
+
+# ------------------------------------------------------------------------------------------------ peers
+
+@cython.no_gc_clear
+cdef class Peer:
+    """An mp_peer."""
+
+    cdef mp_peer *handle
+    cdef readonly Engine engine
+
+    def __dealloc__(self):
+        cdef mp_peer *handle = self.handle
+        if handle != NULL:
+            with nogil:
+                mp_peer_free(handle)
+
+    cdef int usable(self) except -1:
+        if self.handle == NULL:
+            raise wrong_type("peer", self, "a Peer, from engine.connect()")
+        return 0
+
+    def info(self):
+        """Return (state, incarnation, name, address, path, regions)."""
+        cdef mp_peer_info info
+        self.usable()
+        with nogil:
+            mp_peer_get_info(self.handle, &info)
+        return (info.state, hexadecimal(info.incarnation), text(info.name), text(info.address), text(info.path),
+                info.regions)
+
+    def ensure(self, timeout):
+        cdef uint32_t timeout_ms = milliseconds(timeout, "timeout")
+        cdef mp_error error
+        cdef mp_status status
+        self.usable()
+        with nogil:
+            status = mp_peer_ensure(self.handle, timeout_ms, &error)
+        check(status, &error)
+
+    def close(self):
+        cdef mp_error error
+        cdef mp_status status
+        self.usable()
+        with nogil:
+            status = mp_peer_close(self.handle, &error)
+        check(status, &error)
+
+    def find_region(self, type remote_type, name, timeout):
+        cdef RemoteRegion remote = new_object(remote_type)
+        cdef bytes name_text = encoded(name, "name")
+        cdef const char *name_pointer = name_text
+        cdef int64_t remaining = nanoseconds(timeout, "timeout")
+        cdef int64_t step
+        cdef mp_error error
+        cdef mp_status status
+        self.usable()
+        while True:
+            step = next_step(remaining)
+            with nogil:
+                status = mp_peer_find_region(self.handle, name_pointer, step, &remote.raw, &error)
+            if status != MP_REGION_UNKNOWN and status != MP_WAIT_TIMEOUT:
+                break
+            PyErr_CheckSignals()
+            remaining = after_step(remaining, step)
+            if remaining == 0:
+                break
+        check(status, &error)
+        return remote
+
+    def list_regions(self, type remote_type):
+        """Return every named region the peer has announced, ordered by name."""
+        cdef size_t capacity = 0
+        cdef size_t count
+        cdef mp_remote_region *found
+        cdef RemoteRegion remote
+        cdef list result = []
+        self.usable()
+        with nogil:
+            count = mp_peer_list_regions(self.handle, NULL, 0)
+        while True:
+            # Others may be announced between the two calls.
+            capacity = count + 16
+            found = <mp_remote_region *>reserve(capacity, sizeof(mp_remote_region))
+            try:
+                with nogil:
+                    count = mp_peer_list_regions(self.handle, found, capacity)
+                if count <= capacity:
+                    for i in range(count):
+                        remote = new_object(remote_type)
+                        remote.raw = found[i]
+                        result.append(remote)
+                    return result
+            finally:
+                free(found)
+
+
+# ------------------------------------------------------------------------------------------------ free functions
+
+def digest(data):
+    """Return mp_digest of a contiguous buffer."""
+    cdef Py_buffer view
+    cdef uint64_t result
+    if not PyObject_CheckBuffer(data):
+        raise wrong_type("data", data, "anything with a contiguous buffer")
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        with nogil:
+            result = mp_digest(view.buf, view.len)
+    finally:
+        PyBuffer_Release(&view)
+    return result
+
+
+def probe_json():
+    cdef size_t size = 4096
+    cdef size_t needed
+    cdef char *buffer
+    while True:
+        buffer = <char *>reserve(size, 1)
+        try:
+            with nogil:
+                needed = mp_probe_json(buffer, size)
+            if needed <= size:
+                return text(buffer)
+        finally:
+            free(buffer)
+        size = needed + 1024
