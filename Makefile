@@ -16,8 +16,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 
 # Folders are listed with their files, so that a removed file counts as a change.
-PACKAGE_SOURCES := pyproject.toml $(shell find common transfer_engine bench cython_ext \
-	-name __pycache__ -prune -o -path cython_ext/tests -prune -o -print)
+PACKAGE_SOURCES := pyproject.toml $(shell find common/. transfer_engine/. bench/. cython_ext/. \
+	-name __pycache__ -prune -o -path cython_ext/./tests -prune -o -print)
 # Each folder of tests is a suite of its own.
 SUITES := $(sort $(patsubst tests/%/,%,$(dir $(wildcard tests/*/test_*.py))))
 NATIVE_SOURCES := $(shell find cython_ext -name '*.h' -o -name '*.hpp' -o -name '*.cpp') $(wildcard tests/*/*.c)
@@ -73,35 +73,33 @@ clean:  ## Remove everything that was built or installed here
 # ---------------------------------------------------------------- set-up; a stamp is older than what it was made from
 
 $(STAMPS)/system-build: tools/setup-system.sh
-	@tools/setup-system.sh build
+	@$(SUITE) setup tools/setup-system.sh build
 	@mkdir -p $(@D) && touch $@
 
 $(STAMPS)/system-test: tools/setup-system.sh
-	@tools/setup-system.sh test
+	@$(SUITE) setup tools/setup-system.sh test
 	@mkdir -p $(@D) && touch $@
 
 $(STAMPS)/venv: pyproject.toml tools/requirements.py $(STAMPS)/system-build
-	@echo "moonpool: setting up $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --upgrade pip
 	@$(PYTHON) tools/requirements.py build-system project bench > $(STAMPS)/venv.txt
-	@$(BIN)/pip install --quiet -r $(STAMPS)/venv.txt
+	@$(SUITE) setup $(BIN)/pip install --quiet -r $(STAMPS)/venv.txt
 	@touch $@
 
 # Installed, not editable: tests and the type checker see what users get.
 $(STAMPS)/installed: $(STAMPS)/venv $(PACKAGE_SOURCES)
-	@echo "moonpool: building"
-	@$(BIN)/pip install --quiet --no-build-isolation --no-deps --force-reinstall \
+	@$(SUITE) build $(BIN)/pip install --quiet --no-build-isolation --no-deps --force-reinstall \
 		-Ccmake.define.MOONPOOL_WERROR=ON .
 	@touch $@
 
 $(STAMPS)/lint: $(STAMPS)/venv
 	@$(PYTHON) tools/requirements.py lint > $(STAMPS)/lint.txt
-	@$(BIN)/pip install --quiet -r $(STAMPS)/lint.txt
+	@$(SUITE) setup $(BIN)/pip install --quiet -r $(STAMPS)/lint.txt
 	@touch $@
 
 $(STAMPS)/test: $(STAMPS)/venv tools/setup-torch.sh
 	@$(PYTHON) tools/requirements.py test > $(STAMPS)/test.txt
-	@$(BIN)/pip install --quiet -r $(STAMPS)/test.txt
-	@tools/setup-torch.sh $(VENV)
+	@$(SUITE) setup $(BIN)/pip install --quiet -r $(STAMPS)/test.txt
+	@$(SUITE) setup tools/setup-torch.sh $(VENV)
 	@touch $@

@@ -5,6 +5,7 @@
 set -euo pipefail
 
 bin=$(cd "${1:?"usage: tools/lint.sh BIN"}" && pwd)
+export PATH="$bin:$PATH"  # some linters call others by name
 failed=()
 
 check() {
@@ -22,15 +23,15 @@ mapfile -t cython < <(files '*.pyx' '*.pxd' '*.pxi')
 mapfile -t scripts < <(files '*.sh' .ci/run)
 
 # mypy looks at the installed package, from a folder with no sources in it, so that it sees what users see.
-types() { (cd "$bin" && ./mypy --config-file "$OLDPWD/pyproject.toml" --cache-dir "$OLDPWD/.mypy_cache" -p moonpool); }
+types() { (cd "$bin" && mypy --config-file "$OLDPWD/pyproject.toml" --cache-dir "$OLDPWD/.mypy_cache" -p moonpool); }
 
-check "ruff format" "$bin/ruff" format --check --quiet .
-check "ruff" "$bin/ruff" check --quiet .
+check "ruff format" ruff format --check --quiet .
+check "ruff" ruff check --quiet .
 check "mypy" types
-check "clang-format" "$bin/clang-format" --dry-run -Werror "${native[@]}"
-check "cython-lint" "$bin/cython-lint" "${cython[@]}"
-check "codespell" "$bin/codespell"
-check "shellcheck" "$bin/shellcheck" "${scripts[@]}"
+check "clang-format" clang-format --dry-run -Werror "${native[@]}"
+check "cython-lint" cython-lint "${cython[@]}"
+check "codespell" codespell
+check "shellcheck" shellcheck "${scripts[@]}"
 
 if ((${#failed[@]})); then
   echo "lint: FAILED: $(IFS=,; echo "${failed[*]}"). Try: make fix" >&2

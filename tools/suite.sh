@@ -10,8 +10,13 @@ notes=build/suites.txt
 if [[ ${1-} == --summary ]]; then
   [[ -f $notes ]] || exit 0
   echo "--- minutes of each suite"
-  awk -F'\t' '{ printf "%7.2f  %-16s %s\n", $2 / 60000, $1, $3; total += $2 }
-              END { printf "%7.2f  total\n", total / 60000 }' "$notes"
+  awk -F'\t' '
+    !($1 in minutes) { names[++count] = $1 }
+    { minutes[$1] += $2 / 60000; total += $2 / 60000; outcome[$1] = $3 }
+    END {
+      for (i = 1; i <= count; i++) printf "%7.2f  %-16s %s\n", minutes[names[i]], names[i], outcome[names[i]]
+      printf "%7.2f  total\n", total
+    }' "$notes"
   exit 0
 fi
 
