@@ -73,13 +73,17 @@ class MoonpoolError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         # The default calls the class with positional arguments only and would lose the fields. Errors cross
         # process boundaries (multiprocessing, test runners), so they must survive pickling.
-        return _rebuild, (type(self), self.args, self.__dict__)
+        fields = dict(self.__dict__)
+        if isinstance(self, OSError):
+            fields["errno"] = self.errno  # lives in the C part of the object
+        return _rebuild, (type(self), self.args, fields)
 
 
 def _rebuild(cls: type[MoonpoolError], args: tuple[Any, ...], fields: dict[str, Any]) -> MoonpoolError:
     error = cls.__new__(cls, *args)
     error.args = args
-    error.__dict__.update(fields)
+    for name, value in fields.items():
+        setattr(error, name, value)
     return error
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import pickle
 
 import pytest
@@ -72,3 +73,10 @@ def test_copies_keep_every_field(cls: type[MoonpoolError], duplicate) -> None:
     assert vars(again) == vars(error)
     assert str(again) == str(error)
     assert again.args == error.args
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))])
+def test_copies_keep_the_number_of_an_operating_system_error(duplicate) -> None:
+    error = LostError("lost")
+    error.errno = errno.ECONNRESET
+    assert duplicate(error).errno == errno.ECONNRESET
