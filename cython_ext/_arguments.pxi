@@ -37,6 +37,13 @@ cdef int64_t nanoseconds(object seconds, str what) except? -2:
     return <int64_t>(value * 1e9) if value > 0 else 0
 
 
+cdef int64_t bounded_nanoseconds(object seconds, str what) except? -2:
+    """For waits that nothing else would end."""
+    if seconds is None:
+        raise wrong_type(what, seconds, "a number of seconds")
+    return nanoseconds(seconds, what)
+
+
 cdef uint32_t milliseconds(object seconds, str what) except? 4294967295:
     """None: 0, "the configured one". A time that passed already becomes the shortest one."""
     cdef int64_t ns = nanoseconds(seconds, what)

@@ -17,7 +17,7 @@ from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact
 from cpython.object cimport PyObject
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport (
-    INT64_MAX, INT64_MIN, UINT32_MAX, int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t,
+    INT64_MAX, INT64_MIN, int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t,
     uintptr_t)
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, strlen
@@ -219,10 +219,9 @@ cdef class Engine:
 
     def take_notification(self, timeout):
         """Return (peer, incarnation, payload), or None when none came in time."""
-        cdef int64_t remaining = nanoseconds(timeout, "timeout")
+        cdef int64_t remaining = bounded_nanoseconds(timeout, "timeout")
         cdef int64_t step
         cdef mp_notification notification
-        cdef mp_error error
         cdef mp_status status
         while True:
             step = next_step(remaining)
@@ -272,7 +271,7 @@ cdef class Peer:
     """An mp_peer."""
 
     cdef mp_peer *handle
-    cdef readonly Engine engine
+    cdef Engine engine
 
     def __dealloc__(self):
         cdef mp_peer *handle = self.handle
@@ -285,7 +284,7 @@ cdef class Peer:
             raise wrong_type("peer", self, "a Peer, from engine.connect()")
         return 0
 
-    def info(self):
+    def _info(self):
         """Return (state, incarnation, name, address, path, regions)."""
         cdef mp_peer_info info
         self.usable()
@@ -294,7 +293,15 @@ cdef class Peer:
         return (info.state, hexadecimal(info.incarnation), text(info.name), text(info.address), text(info.path),
                 info.regions)
 
-    def ensure(self, timeout):
+    def _label(self):
+        """Return "name (host:port)", as mp_error writes it."""
+        cdef mp_peer_info info
+        self.usable()
+        with nogil:
+            mp_peer_get_info(self.handle, &info)
+        return f"{text(info.name)} ({text(info.address)})"
+
+    def _ensure(self, timeout):
         cdef uint32_t timeout_ms = milliseconds(timeout, "timeout")
         cdef mp_error error
         cdef mp_status status
@@ -303,7 +310,7 @@ cdef class Peer:
             status = mp_peer_ensure(self.handle, timeout_ms, &error)
         check(status, &error)
 
-    def close(self):
+    def _close(self):
         cdef mp_error error
         cdef mp_status status
         self.usable()
@@ -311,11 +318,11 @@ cdef class Peer:
             status = mp_peer_close(self.handle, &error)
         check(status, &error)
 
-    def find_region(self, type remote_type, name, timeout):
+    def _find_region(self, type remote_type, name, timeout):
         cdef RemoteRegion remote = new_object(remote_type)
         cdef bytes name_text = encoded(name, "name")
         cdef const char *name_pointer = name_text
-        cdef int64_t remaining = nanoseconds(timeout, "timeout")
+        cdef int64_t remaining = bounded_nanoseconds(timeout, "timeout")
         cdef int64_t step
         cdef mp_error error
         cdef mp_status status
@@ -333,7 +340,7 @@ cdef class Peer:
         check(status, &error)
         return remote
 
-    def list_regions(self, type remote_type):
+    def _list_regions(self, type remote_type):
         """Return every named region the peer has announced, ordered by name."""
         cdef size_t capacity = 0
         cdef size_t count

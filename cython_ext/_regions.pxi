@@ -45,7 +45,7 @@ cdef class Region:
             self.let_go()
             self.owner = None
 
-    def withdraw(self):
+    def _withdraw(self):
         """Release the region in the core. Returns once nothing reads or writes it."""
         cdef mp_error error
         cdef mp_status status
@@ -60,7 +60,7 @@ cdef class Region:
         finally:
             unpin(self)
 
-    def forget(self):
+    def _forget(self):
         """Let go of the memory: the engine is closed and touches it no more."""
         self.released = True
         self.drop_if_unused()

@@ -52,34 +52,45 @@ cdef class Plan:
         return mp_plan_count(self.handle) if self.handle != NULL else 0
 
 
-def prepare(type plan_type, Peer peer not None, local, remote, local_offsets, remote_offsets, lengths):
+cdef Peer peer_of(Engine engine, object peer):
+    if not isinstance(peer, Peer) or (<Peer>peer).handle == NULL:
+        raise wrong_type("peer", peer, "a Peer, from engine.connect()")
+    if (<Peer>peer).engine is not engine:
+        raise mistake(MP_INVALID_ARGUMENT, "the peer was connected by another engine", "the engine that connected it")
+    return <Peer>peer
+
+
+def prepare(Engine engine, type plan_type, peer, local, remote, local_offsets, remote_offsets, lengths):
     """Check a batch once, for many posts. With `remote` None, `local` is a list of tuples."""
     cdef Plan plan = new_object(plan_type)
     cdef Batch batch = Batch()
     cdef mp_error error
     cdef mp_status status
-    peer.usable()
-    plan.peer = peer
+    plan.peer = peer_of(engine, peer)
     try:
         batch.fill(local, remote, local_offsets, remote_offsets, lengths)
         with nogil:
-            status = mp_plan_create(peer.handle, &batch.raw, &plan.handle, &error)
+            status = mp_plan_create(plan.peer.handle, &batch.raw, &plan.handle, &error)
     finally:
         batch.clear()
     check(status, &error)
     return plan
 
 
-def post(type transfer_type, Plan plan not None, int op, indices, deadline, notify, bint digest):
+def post(Engine engine, type transfer_type, plan, int op, indices, deadline, notify, bint digest):
     cdef Transfer transfer = new_object(transfer_type)
     cdef Column column
     cdef Options options
     cdef const int64_t *chosen = NULL
     cdef size_t count = 0
+    cdef mp_plan *handle
     cdef mp_error error
     cdef mp_status status
-    if plan.handle == NULL:
+    if not isinstance(plan, Plan) or (<Plan>plan).handle == NULL:
         raise wrong_type("plan", plan, "a Plan, from engine.prepare()")
+    handle = (<Plan>plan).handle
+    transfer.peer = peer_of(engine, (<Plan>plan).peer)
+    transfer.op = op
     column.copy = NULL
     column.held = False
     options.held = False
@@ -90,17 +101,15 @@ def post(type transfer_type, Plan plan not None, int op, indices, deadline, noti
             count = 1 if column.count < 0 else column.count
         options_fill(&options, deadline, notify, digest)
         with nogil:
-            status = mp_plan_post(plan.handle, <mp_op>op, chosen, count, &options.raw, &transfer.handle, &error)
+            status = mp_plan_post(handle, <mp_op>op, chosen, count, &options.raw, &transfer.handle, &error)
     finally:
         options_clear(&options)
         column_clear(&column)
     check(status, &error)
-    transfer.peer = plan.peer
-    transfer.op = op
     return transfer
 
 
-def submit(type transfer_type, Peer peer not None, int op, local, remote, local_offsets, remote_offsets, lengths,
+def submit(Engine engine, type transfer_type, peer, int op, local, remote, local_offsets, remote_offsets, lengths,
            deadline, notify, bint digest):
     """Submit one batch. With `remote` None, `local` is a list of tuples."""
     cdef Transfer transfer = new_object(transfer_type)
@@ -108,19 +117,18 @@ def submit(type transfer_type, Peer peer not None, int op, local, remote, local_
     cdef Options options
     cdef mp_error error
     cdef mp_status status
-    peer.usable()
+    transfer.peer = peer_of(engine, peer)
+    transfer.op = op
     options.held = False
     try:
         batch.fill(local, remote, local_offsets, remote_offsets, lengths)
         options_fill(&options, deadline, notify, digest)
         with nogil:
-            status = mp_submit(peer.handle, <mp_op>op, &batch.raw, &options.raw, &transfer.handle, &error)
+            status = mp_submit(transfer.peer.handle, <mp_op>op, &batch.raw, &options.raw, &transfer.handle, &error)
     finally:
         options_clear(&options)
         batch.clear()
     check(status, &error)
-    transfer.peer = peer
-    transfer.op = op
     return transfer
 
 
@@ -130,7 +138,7 @@ cdef class Transfer:
 
     cdef mp_transfer *handle
     cdef readonly Peer peer
-    cdef readonly int op
+    cdef int op
 
     def __dealloc__(self):
         cdef mp_transfer *handle = self.handle
@@ -143,15 +151,19 @@ cdef class Transfer:
             raise wrong_type("transfer", self, "a Transfer, from engine.read() or engine.write()")
         return 0
 
+    @property
+    def _op(self):
+        return self.op
+
     def __len__(self):
         return mp_transfer_count(self.handle) if self.handle != NULL else 0
 
-    def current(self):
+    def _state_now(self):
         """Return the mp_transfer_state of now."""
         self.usable()
         return <int>mp_transfer_get_state(self.handle)
 
-    def await_outcome(self, timeout):
+    def _wait(self, timeout):
         """Wait until it is no longer running, and return the mp_transfer_state then."""
         cdef int64_t remaining
         cdef int64_t step
@@ -169,7 +181,7 @@ cdef class Transfer:
                 remaining = after_step(remaining, step)
         return <int>mp_transfer_get_state(self.handle)
 
-    def cancel_and_wait(self, timeout):
+    def _cancel(self, timeout):
         """Stop it, wait until it is settled, and return the mp_transfer_state then."""
         cdef int64_t remaining = nanoseconds(timeout, "timeout")
         cdef int64_t step
@@ -187,7 +199,7 @@ cdef class Transfer:
                 break
         return <int>mp_transfer_get_state(self.handle)
 
-    def set_eventfd(self, int fd):
+    def _set_eventfd(self, int fd):
         cdef mp_status status
         self.usable()
         with nogil:
@@ -195,7 +207,7 @@ cdef class Transfer:
         if status != MP_OK:
             raise mistake(status, f"setting descriptor {fd}", "an eventfd, or -1")
 
-    def failure(self):
+    def _failure(self):
         """Return the exception of the first cause, or None."""
         cdef mp_error error
         self.usable()
@@ -203,7 +215,7 @@ cdef class Transfer:
             mp_transfer_get_error(self.handle, &error)
         return to_exception(<mp_status>error.code, &error) if error.code != MP_OK else None
 
-    def status_bytes(self):
+    def _status_bytes(self):
         """Return one mp_status per item, one byte each."""
         self.usable()
         cdef size_t count = mp_transfer_count(self.handle)
@@ -213,7 +225,7 @@ cdef class Transfer:
             mp_transfer_item_status(self.handle, target, count)
         return result
 
-    def digest_bytes(self):
+    def _digest_bytes(self):
         """Return one uint64 per item, or None when digests were not asked for."""
         self.usable()
         cdef size_t count = mp_transfer_count(self.handle)

@@ -1,0 +1,451 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The transfer engine: one object that owns regions, peers and everything in flight between them."""
+
+from __future__ import annotations
+
+import json
+import operator
+import sys
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, overload
+
+from moonpool import _native
+from moonpool.transfer_engine._lifetime import Lifetime, Place
+from moonpool.transfer_engine.errors import ArgumentTypeError, InvalidArgumentError
+from moonpool.transfer_engine.peers import Peer
+from moonpool.transfer_engine.regions import Region, RemoteRegion, find_memory
+from moonpool.transfer_engine.settings import EngineSettings
+from moonpool.transfer_engine.transfers import Plan, Transfer
+
+if TYPE_CHECKING:
+    from typing import TypeAlias, TypedDict
+
+    from typing_extensions import Buffer, Self, Unpack
+
+    from moonpool.transfer_engine.settings import EngineOptions
+
+    Numbers: TypeAlias = int | Buffer | list[int] | tuple[int, ...] | range
+    Item: TypeAlias = tuple[Region, int, RemoteRegion, int, int]
+
+    class TransferOptions(TypedDict, total=False):
+        """The options that every transfer takes; `TransferEngine.read` explains them."""
+
+        deadline: float | None
+        notify: Buffer | None
+        digest: bool
+
+
+__all__ = ["Notification", "TransferEngine"]
+
+_READ: Final = _native.READ
+_WRITE: Final = _native.WRITE
+_HERE: Final = str(Path(__file__).parent)
+
+
+@dataclass(frozen=True)
+class Notification:
+    """What a peer sent along with a transfer. The bytes of the transfer were in place before it was delivered.
+
+    Attributes:
+        peer: the name of the sender.
+        incarnation: the identity of the sender's engine, 32 hexadecimal digits.
+        payload: what the sender gave as ``notify=``.
+    """
+
+    peer: str
+    incarnation: str
+    payload: bytes
+
+
+class TransferEngine:
+    """Moves bytes between registered memory of this process and of its peers.
+
+    ::
+
+        with TransferEngine("decode-0", listen="0.0.0.0:7700", secret=b"...") as engine:
+            kv = engine.allocate(1 << 30, name="kv")
+            peer = engine.connect("prefill-0:7700")
+            engine.read(peer, kv, peer.regions["kv"]).wait()
+
+    Args:
+        name: what peers see; None: the setting ``name``.
+        settings: every setting at once, for callers that have read them already. Excludes `options`.
+        options: single settings by name, see `EngineSettings`. What is not given comes from the environment
+            (``MOONPOOL_ENGINE_*``), the file that ``MOONPOOL_CONFIG`` names, and the defaults.
+
+    Raises:
+        ConfigError: an unknown option, a wrong type, an impossible value, or listening beyond loopback without a
+            secret. The hint names the nearest valid choice.
+        TransportUnavailableError: a named transport is not there.
+        AddressError: `listen` is not an address.
+        ListenError: the address cannot be listened on.
+
+    A context manager. Close it: an engine that was not is closed when it is collected or the interpreter ends, with a
+    `ResourceWarning` that names the place it was made. All methods are thread-safe. In a forked child every method
+    raises `ForkedError`, except `close`, which only drops what the child inherited.
+    """
+
+    def __init__(
+        self, name: str | None = None, *, settings: EngineSettings | None = None, **options: Unpack[EngineOptions]
+    ) -> None:
+        arguments = dict(options) if name is None else {"name": name, **options}
+        if settings is None:
+            settings = EngineSettings.load(arguments)
+        elif arguments:
+            raise InvalidArgumentError(
+                f"settings= was given together with {', '.join(arguments)}",
+                hint="dataclasses.replace(settings, ...) to change single ones",
+            )
+        self._settings = settings
+        self._native = _native.Engine(**settings.native_arguments())
+        self._lifetime = Lifetime(self._native, settings.name, _calling_place())
+        weakref.finalize(self, self._lifetime.abandon)
+
+    # ---------------------------------------------------------------- identity
+
+    @property
+    def name(self) -> str:
+        """The name peers see."""
+        return self._settings.name
+
+    @property
+    def address(self) -> str | None:
+        """The ``host:port`` it listens on, with the port that was chosen; None when it accepts nobody."""
+        return self._native.address or None
+
+    @property
+    def incarnation(self) -> str:
+        """The random identity of this engine, 32 hexadecimal digits. A restarted process has another one."""
+        return self._native.incarnation
+
+    @property
+    def settings(self) -> EngineSettings:
+        """The settings in force."""
+        return self._settings
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` has finished."""
+        return self._lifetime.closed
+
+    # ---------------------------------------------------------------- memory
+
+    def allocate(self, nbytes: int, name: str | None = None) -> Region:
+        """Allocate a writable region of zeroed, page-aligned memory.
+
+        Args:
+            nbytes: its length, at least 1.
+            name: what peers find it by: up to 255 bytes of UTF-8, unique among the live regions of the engine. Without
+                a name only this engine uses it, as the local side of transfers.
+
+        Raises:
+            OutOfRangeError: `nbytes` is not positive.
+            OutOfMemoryError: there is no such memory.
+            InvalidArgumentError: the name is taken or too long.
+            LimitError: ``regions_max`` regions are registered.
+        """
+        return self._lifetime.adopt(self._native.allocate(Region, nbytes, name))
+
+    def register(self, source: Any, name: str | None = None, *, writable: bool = True) -> Region:
+        """Register memory that exists already. Nothing is copied.
+
+        The object is kept alive, and where it has the buffer protocol it cannot be resized, until the region is
+        released or the engine closed.
+
+        Args:
+            source: contiguous CPU memory: anything with the buffer protocol or ``__array_interface__``, a CPU tensor of
+                torch, or ``(address, nbytes)``, which the caller keeps valid until the region is released.
+            name: as in `allocate`.
+            writable: whether peers may write it and reads may land in it.
+
+        Raises:
+            ArgumentTypeError: `source` has no CPU memory that can be registered (GPU memory is not supported).
+            InvalidArgumentError: it is empty or not contiguous, or the name is taken or too long.
+            RegionReadOnlyError: it is read-only and `writable` is true.
+            LimitError: ``regions_max`` regions are registered.
+        """
+        view, address, nbytes, owner = find_memory(source, writable=writable)
+        if view is not None:
+            region = self._native.register_buffer(Region, view, name, writable)
+        else:
+            region = self._native.register_address(Region, address, nbytes, name, writable, owner)
+        return self._lifetime.adopt(region)
+
+    # ---------------------------------------------------------------- peers
+
+    def connect(self, address: str, timeout: float | None = None) -> Peer:
+        """Connect to another engine, prove the cluster secret both ways, and learn its regions.
+
+        Args:
+            address: ``"host:port"``, ``"[::1]:7700"``.
+            timeout: seconds; None: the setting ``connect_timeout``.
+
+        Raises:
+            AddressError: not an address, or the name cannot be resolved.
+            ConnectError: refused, unreachable, or no answer in time.
+            AuthenticationError: the secrets differ.
+            ProtocolError: the other side is no engine; VersionMismatchError: one of another version.
+            TransportUnavailableError: the transports of the two sides have nothing in common, or ``require`` cannot be
+                met.
+        """
+        return self._native.connect(Peer, address, timeout)
+
+    # ---------------------------------------------------------------- transfers
+
+    @overload
+    def read(
+        self,
+        peer: Peer,
+        local: Region,
+        remote: RemoteRegion,
+        local_offsets: Numbers = 0,
+        remote_offsets: Numbers = 0,
+        lengths: Numbers | None = None,
+        **options: Unpack[TransferOptions],
+    ) -> Transfer: ...
+    @overload
+    def read(self, peer: Peer, local: Iterable[Item], **options: Unpack[TransferOptions]) -> Transfer: ...
+    def read(
+        self,
+        peer: Peer,
+        local: Any,
+        remote: RemoteRegion | None = None,
+        local_offsets: Any = 0,
+        remote_offsets: Any = 0,
+        lengths: Any = None,
+        *,
+        deadline: float | None = None,
+        notify: Buffer | None = None,
+        digest: bool = False,
+    ) -> Transfer:
+        """Start to copy from regions of `peer` into regions of this engine; return at once.
+
+        Two forms: one pair of regions with offsets and lengths as numbers or arrays, or a list of items
+        ``(local, local_offset, remote, remote_offset, length)``. Arrays cost no Python work per item.
+
+        Args:
+            peer: where from.
+            local: the region to copy into, or the list of items.
+            remote: the region to copy from.
+            local_offsets: bytes from the start of `local`. An int for all items, or one per item: a one-dimensional
+                integer array or anything with such a buffer (int64 is used in place, others are converted), or a list.
+            remote_offsets: bytes from the start of `remote`, likewise.
+            lengths: bytes of each item, likewise. None: all the rest of the source from its offset, which must then be
+                an int.
+            deadline: seconds from now after which the transfer fails; None: the setting ``deadline``.
+            notify: up to 64 KiB that `peer` finds in its `notifications` after the bytes are in place.
+            digest: compute a digest of every item at both ends and compare them; see `Transfer.digests`.
+
+        Returns:
+            The transfer. A bad item gets its own status and does not hinder the others.
+
+        Raises:
+            MoonpoolError: nothing was started: an argument is wrong (ArgumentTypeError, InvalidArgumentError), or no
+                item is good (the exception of the first one: OutOfRangeError, RegionReleasedError, ...).
+        """
+        if remote is None:
+            local = _items(local, local_offsets, remote_offsets, lengths)
+        elif lengths is None:
+            lengths = _rest(remote, remote_offsets, "remote_offsets")
+        return _native.submit(
+            self._native, Transfer, peer, _READ, local, remote, local_offsets, remote_offsets, lengths, deadline,
+            notify, digest,
+        )  # fmt: skip
+
+    @overload
+    def write(
+        self,
+        peer: Peer,
+        local: Region,
+        remote: RemoteRegion,
+        local_offsets: Numbers = 0,
+        remote_offsets: Numbers = 0,
+        lengths: Numbers | None = None,
+        **options: Unpack[TransferOptions],
+    ) -> Transfer: ...
+    @overload
+    def write(self, peer: Peer, local: Iterable[Item], **options: Unpack[TransferOptions]) -> Transfer: ...
+    def write(
+        self,
+        peer: Peer,
+        local: Any,
+        remote: RemoteRegion | None = None,
+        local_offsets: Any = 0,
+        remote_offsets: Any = 0,
+        lengths: Any = None,
+        *,
+        deadline: float | None = None,
+        notify: Buffer | None = None,
+        digest: bool = False,
+    ) -> Transfer:
+        """Start to copy from regions of this engine into regions of `peer`; return at once.
+
+        The arguments, result and errors are those of `read`, with the source and the destination exchanged. A write
+        has completed when the bytes are in place at the peer.
+        """
+        if remote is None:
+            local = _items(local, local_offsets, remote_offsets, lengths)
+        elif lengths is None:
+            lengths = _rest(local, local_offsets, "local_offsets")
+        return _native.submit(
+            self._native, Transfer, peer, _WRITE, local, remote, local_offsets, remote_offsets, lengths, deadline,
+            notify, digest,
+        )  # fmt: skip
+
+    @overload
+    def prepare(
+        self,
+        peer: Peer,
+        local: Region,
+        remote: RemoteRegion,
+        local_offsets: Numbers,
+        remote_offsets: Numbers,
+        lengths: Numbers,
+    ) -> Plan: ...
+    @overload
+    def prepare(self, peer: Peer, local: Iterable[Item]) -> Plan: ...
+    def prepare(
+        self,
+        peer: Peer,
+        local: Any,
+        remote: RemoteRegion | None = None,
+        local_offsets: Any = 0,
+        remote_offsets: Any = 0,
+        lengths: Any = None,
+    ) -> Plan:
+        """Check a batch once, for many posts of all or some of its items in either direction.
+
+        The arguments are those of `read`; `lengths` is needed.
+
+        Raises:
+            MoonpoolError: as `read` does.
+        """
+        if remote is None:
+            local = _items(local, local_offsets, remote_offsets, lengths)
+        elif lengths is None:
+            raise InvalidArgumentError("a plan needs lengths", hint="an int, or one per item")
+        return _native.prepare(self._native, Plan, peer, local, remote, local_offsets, remote_offsets, lengths)
+
+    def post(
+        self,
+        plan: Plan,
+        indices: Numbers | None = None,
+        op: Literal["read", "write"] = "read",
+        *,
+        deadline: float | None = None,
+        notify: Buffer | None = None,
+        digest: bool = False,
+    ) -> Transfer:
+        """Start a transfer of items of a plan; return at once.
+
+        Args:
+            plan: from `prepare` of this engine.
+            indices: which items, in this order: an integer array, a list, or one int. None: all.
+            op: ``"read"``: from the peer; ``"write"``: to the peer.
+            deadline: as in `read`.
+            notify: as in `read`.
+            digest: as in `read`.
+
+        Returns:
+            The transfer. Its item ``i`` is the item ``indices[i]`` of the plan.
+
+        Raises:
+            MoonpoolError: as `read` does; OutOfRangeError: an index is not in the plan.
+        """
+        return _native.post(self._native, Transfer, plan, _op_number(op), indices, deadline, notify, digest)
+
+    def notifications(self, timeout: float = 0.0) -> list[Notification]:
+        """Take the notifications that peers have sent, the oldest first.
+
+        Args:
+            timeout: seconds to wait for the first one; 0 does not wait.
+
+        Returns:
+            Those that are there, at most ``notifications_max``; an empty list when none came in time.
+
+        Raises:
+            ClosedError: the engine was closed.
+        """
+        taken: list[Notification] = []
+        while len(taken) < self._settings.notifications_max:
+            notification = self._native.take_notification(0.0 if taken else timeout)
+            if notification is None:
+                break
+            taken.append(Notification(*notification))
+        return taken
+
+    # ---------------------------------------------------------------- state
+
+    def stats(self) -> dict[str, Any]:
+        """Return counters and gauges: bytes, operations and errors per path, peers, lanes, regions, notifications."""
+        stats: dict[str, Any] = json.loads(self._native.stats_json())
+        return stats
+
+    def close(self) -> None:
+        """End every transfer, connection and thread of the engine, and let go of all registered memory.
+
+        Transfers in flight fail with `ClosedError`. Calling it again does nothing; a concurrent call returns when the
+        engine is closed. Views of allocated regions stay valid.
+        """
+        self._lifetime.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        where = f"at {self.address}" if self.address else "not listening"
+        state = "closed" if self.closed else f"{len(self._lifetime.regions)} regions"
+        return f"<TransferEngine {self.name!r} {where}, {state}>"
+
+
+def _rest(source: Region | RemoteRegion, offset: Any, what: str) -> int:
+    """Return the bytes of `source` from `offset` on. Not positive when there are none: the core refuses that."""
+    if not isinstance(source, (Region, RemoteRegion)):
+        raise ArgumentTypeError(
+            f"a {type(source).__name__} is no region", hint="engine.allocate(), engine.register() or peer.regions[name]"
+        )
+    try:
+        start = operator.index(offset)
+    except TypeError:
+        raise InvalidArgumentError(
+            f"lengths is None and {what} is not an int", hint="lengths as an int, or one per item"
+        ) from None
+    return source.nbytes - start
+
+
+def _items(local: Any, local_offsets: Any, remote_offsets: Any, lengths: Any) -> list[Any]:
+    if isinstance(local, Region):
+        raise ArgumentTypeError("remote is missing", hint="peer.regions['name'] as the third argument")
+    if any(not isinstance(value, int) or value for value in (local_offsets, remote_offsets)) or lengths is not None:
+        raise InvalidArgumentError(
+            "offsets or lengths were given beside a list of items",
+            hint="each item as (local, offset, remote, offset, length)",
+        )
+    try:
+        return list(local)
+    except TypeError:
+        raise ArgumentTypeError(
+            f"local is a {type(local).__name__}",
+            hint="a Region, or a list of items (local, local_offset, remote, remote_offset, length)",
+        ) from None
+
+
+def _op_number(op: str) -> int:
+    if op == "read":
+        return _READ
+    if op == "write":
+        return _WRITE
+    raise InvalidArgumentError(f"op is {op!r}", hint="'read' or 'write'")
+
+
+def _calling_place() -> Place:
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame = frame.f_back
+    return Place(frame.f_code.co_filename, frame.f_lineno)
