@@ -99,8 +99,9 @@ def test_the_core_knows_neither_python_nor_the_benchmark() -> None:
     for path in (ROOT / "cython_ext" / "src").iterdir():
         included = re.findall(r'#include [<"]([^>"]+)[>"]', path.read_text(encoding="utf-8"))
         assert "Python.h" not in included, path
-        if path.stem != "limits":
-            assert "limits.h" not in included, path
+        # The benchmark's limits know nothing of the core, and the core nothing of them.
+        if not path.stem.startswith("limits"):
+            assert not [name for name in included if name.startswith("limits")], path
 
 
 def test_every_source_names_its_licence() -> None:
