@@ -41,15 +41,11 @@ void IoThread::stop() {
   stopping_.store(true);
   wake();
   thread_.join();
-  std::vector<std::function<void()>> posted;
   std::unordered_map<Handler *, std::shared_ptr<Handler>> handlers;
-  std::vector<std::shared_ptr<Handler>> removed;
   std::multimap<int64_t, std::function<void()>> timers;
   {
     std::lock_guard lock(mutex_);
-    posted.swap(posted_);
     handlers.swap(handlers_);
-    removed.swap(removed_);
     timers.swap(timers_);
   }
 }

@@ -36,8 +36,10 @@ class IoThread {
   ~IoThread();
 
   Error start();
-  // Joins. Handlers that are still registered are dropped.
+  // Joins, and drops timers and the handlers that are still registered.
   void stop();
+  // After stop(): makes the calls that were posted and not made yet, in the caller's thread. True when there were any.
+  bool drain() { return run_posted(); }
 
   // These may be called from any thread.
   Error add(const std::shared_ptr<Handler> &handler, uint32_t events);

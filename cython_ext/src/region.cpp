@@ -133,4 +133,9 @@ bool RequestChecker::pins(const Region &region) const {
   return std::any_of(pins_.begin(), pins_.end(), [&](const ServingPin &pin) { return pin.get() == &region; });
 }
 
+void RequestChecker::unpin(const Region &region) {
+  if (last_ == &region) last_ = nullptr;
+  std::erase_if(pins_, [&](const ServingPin &pin) { return pin.get() == &region; });
+}
+
 }  // namespace moonpool

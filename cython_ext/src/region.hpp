@@ -119,6 +119,7 @@ class RequestChecker {
   mp_status check(const wire::WireDesc &desc, bool write, uint8_t **address);
   void reset();
   bool pins(const Region &region) const;
+  void unpin(const Region &region);
 
  private:
   const RegionTable &table_;

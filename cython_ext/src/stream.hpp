@@ -60,6 +60,8 @@ class PayloadWriter {
   // One system call.
   Step step(int fd);
   bool done() const { return left_ == 0; }
+  // After done(): one per piece, empty without digests.
+  std::vector<uint64_t> take_digests() { return std::move(digests_); }
   bool touches(const uint8_t *low, const uint8_t *high) const;
 
  private:

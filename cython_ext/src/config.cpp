@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cstring>
+
+#include "engine.hpp"
+
+namespace moonpool {
+
+namespace {
+
+std::vector<std::string> split_names(const std::string &text) {
+  std::vector<std::string> names;
+  size_t at = 0;
+  while (at <= text.size()) {
+    const size_t comma = std::min(text.find(',', at), text.size());
+    std::string name = text.substr(at, comma - at);
+    name.erase(0, name.find_first_not_of(' '));
+    name.erase(name.find_last_not_of(' ') + 1);
+    if (!name.empty()) names.push_back(std::move(name));
+    at = comma + 1;
+  }
+  return names;
+}
+
+Error unknown_transport(const std::string &name, const std::vector<std::unique_ptr<Transport>> &transports) {
+  std::string known;
+  for (const auto &transport : transports) known += (known.empty() ? "" : ", ") + std::string(transport->name());
+  return make_error(MP_TRANSPORT_UNAVAILABLE, "there is no transport \"" + name + "\" in this build",
+                    "choose from " + known + ", or \"auto\"");
+}
+
+Error choose_transports(const mp_config &raw, const std::vector<std::unique_ptr<Transport>> &transports,
+                        Config *config) {
+  const std::string text = raw.transports == nullptr ? "auto" : raw.transports;
+  const auto find = [&](const std::string &name) {
+    return std::find_if(transports.begin(), transports.end(), [&](const auto &t) { return t->name() == name; });
+  };
+  if (text == "auto") {
+    for (const auto &transport : transports) {
+      if (transport->probe().available) config->transports.emplace_back(transport->name());
+    }
+  } else {
+    for (const std::string &name : split_names(text)) {
+      const auto it = find(name);
+      if (it == transports.end()) return unknown_transport(name, transports);
+      const Probe probe = (*it)->probe();
+      if (!probe.available) {
+        return make_error(MP_TRANSPORT_UNAVAILABLE, "transport \"" + name + "\" is not available here", probe.reason);
+      }
+      if (std::find(config->transports.begin(), config->transports.end(), name) == config->transports.end()) {
+        config->transports.push_back(name);
+      }
+    }
+    if (config->transports.empty()) {
+      return make_error(MP_CONFIG, "transports=\"" + text + "\" names none", "name one or more, or \"auto\"");
+    }
+  }
+  if (raw.require == nullptr || *raw.require == '\0') return {};
+  config->require = raw.require;
+  if (find(config->require) == transports.end()) return unknown_transport(config->require, transports);
+  if (std::find(config->transports.begin(), config->transports.end(), config->require) == config->transports.end()) {
+    return make_error(MP_CONFIG, "require=\"" + config->require + "\" is not among the transports of this engine",
+                      "add it to transports=");
+  }
+  return {};
+}
+
+Error out_of_bounds(const char *name, uint64_t value, uint64_t low, uint64_t high) {
+  return make_error(MP_CONFIG, std::string(name) + "=" + std::to_string(value) + " is impossible",
+                    "choose from " + std::to_string(low) + " to " + std::to_string(high));
+}
+
+template <class T>
+Error bounded(const char *name, T raw, T fallback, T low, T high, T *out) {
+  *out = raw == 0 ? fallback : raw;
+  return *out < low || *out > high ? out_of_bounds(name, *out, low, high) : Error{};
+}
+
+}  // namespace
+
+Error resolve_config(const mp_config &raw, const std::vector<std::unique_ptr<Transport>> &transports, Config *config) {
+  if (raw.abi_version != MP_ABI_VERSION) {
+    return make_error(MP_CONFIG, "the caller was built for ABI version " + std::to_string(raw.abi_version),
+                      "build it again with this release's moonpool/engine.h");
+  }
+  config->name = raw.name == nullptr || *raw.name == '\0' ? "engine" : raw.name;
+  if (config->name.size() > 63) return make_error(MP_CONFIG, "name is longer than 63 bytes", "shorten it");
+  config->listen = raw.listen == nullptr ? "" : raw.listen;
+  if (raw.secret != nullptr) {
+    if (raw.secret_bytes == 0) return make_error(MP_CONFIG, "the cluster secret is empty", "pass None for no secret");
+    config->secret.assign(reinterpret_cast<const char *>(raw.secret), raw.secret_bytes);
+  }
+  config->insecure = raw.insecure != 0;
+  if (Error error = choose_transports(raw, transports, config)) return error;
+  const unsigned cpus = cpu_count();
+  const uint32_t lanes = cpus >= 8 ? 4 : 2;
+  constexpr uint32_t kDayMs = 86'400'000;
+  Error error;
+  if ((error = bounded("lanes", raw.lanes, lanes, 1u, 64u, &config->lanes)) ||
+      (error = bounded("io_threads", raw.io_threads, std::min(4u, cpus), 1u, 64u, &config->io_threads)) ||
+      (error = bounded<uint64_t>("slice_bytes", raw.slice_bytes, 1u << 20, 64u << 10, 32u << 20, &config->slice_bytes)) ||
+      (error = bounded("connect_timeout_ms", raw.connect_timeout_ms, 5000u, 1u, kDayMs, &config->connect_timeout_ms)) ||
+      (error = bounded("progress_timeout_ms", raw.progress_timeout_ms, 10000u, 1u, kDayMs,
+                       &config->progress_timeout_ms)) ||
+      (error = bounded("deadline_ms", raw.deadline_ms, 60000u, 1u, kDayMs, &config->deadline_ms)) ||
+      (error = bounded("regions_max", raw.regions_max, 1u << 20, 1u, UINT32_MAX, &config->regions_max)) ||
+      (error = bounded("peers_max", raw.peers_max, 4096u, 1u, 1u << 20, &config->peers_max)) ||
+      (error = bounded("notifications_max", raw.notifications_max, 65536u, 1u, 1u << 24, &config->notifications_max))) {
+    return error;
+  }
+  config->spin_us = raw.spin_us == UINT32_MAX ? (cpus > 1 ? 50 : 0) : raw.spin_us;
+  if (config->spin_us > 10000) return out_of_bounds("spin_us", config->spin_us, 0, 10000);
+  return {};
+}
+
+}  // namespace moonpool

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// One engine: its I/O threads, its regions, the peers it connected to, the sessions it serves.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "handshake.hpp"
+#include "io_thread.hpp"
+#include "link.hpp"
+#include "notifications.hpp"
+#include "region.hpp"
+#include "session.hpp"
+#include "stats.hpp"
+#include "transfer.hpp"
+
+namespace moonpool {
+
+struct Config {
+  std::string name;
+  std::string listen;
+  std::vector<std::string> transports;
+  std::string require;
+  std::string secret;
+  bool insecure = false;
+  uint32_t lanes = 0;
+  uint32_t io_threads = 0;
+  uint64_t slice_bytes = 0;
+  uint32_t spin_us = 0;
+  uint32_t connect_timeout_ms = 0;
+  uint32_t progress_timeout_ms = 0;
+  uint32_t deadline_ms = 0;
+  uint32_t regions_max = 0;
+  uint32_t peers_max = 0;
+  uint32_t notifications_max = 0;
+};
+
+// Checks every field and fills in the defaults.
+Error resolve_config(const mp_config &raw, const std::vector<std::unique_ptr<Transport>> &transports, Config *config);
+
+class Engine : public std::enable_shared_from_this<Engine> {
+ public:
+  explicit Engine(Config config, std::vector<std::unique_ptr<Transport>> transports);
+  ~Engine();
+
+  Error open();
+  // From any thread, any number of times; every caller returns after the engine is down.
+  void close();
+  bool closed() const { return closing_.load(); }
+  bool forked() const { return fork_epoch_ != fork_epoch(); }
+  const std::string &address() const { return address_; }
+
+  Error add_region(const std::shared_ptr<Region> &region);
+  Error release_region(Region &region);
+  uint64_t next_region_id() { return next_region_id_.fetch_add(1); }
+
+  void add_peer(const std::shared_ptr<Peer> &peer);
+  void drop_session(const std::shared_ptr<Session> &session);
+  // Starts it: from here on the engine owns it until it ends.
+  void run(const std::shared_ptr<Transfer> &transfer);
+
+  IoThread &next_io() { return *io_[next_io_.fetch_add(1) % io_.size()]; }
+  size_t io_count() const { return io_.size(); }
+  size_t peer_count() const;
+  size_t session_count() const;
+
+  static std::shared_ptr<Engine> in_this_process(const Id128 &incarnation);
+
+  const Config config;
+  const std::vector<std::unique_ptr<Transport>> transports;
+  const Identity identity;
+  RegionTable regions;
+  TransferList running;
+  NotificationQueue notifications;
+  Stats stats;
+
+ private:
+  class Acceptor;
+
+  Error listen();
+  void greet_client(Fd fd);
+  Admission admit(const wire::Hello &hello, IoThread &io);
+  Admission admit_control(const wire::Hello &hello, IoThread &io);
+  Admission admit_lane(const wire::Hello &hello, IoThread &io);
+  std::vector<std::shared_ptr<Session>> all_sessions() const;
+  void arm_deadline(int64_t deadline_ns);
+  void check_deadlines();
+
+  const uint64_t fork_epoch_ = fork_epoch();
+  std::string address_;
+  std::vector<std::unique_ptr<IoThread>> io_;
+  std::atomic<uint32_t> next_io_{0};
+  std::atomic<uint64_t> next_region_id_{1};
+  std::atomic<int64_t> deadline_armed_{kNever};
+  std::shared_ptr<Acceptor> acceptor_;
+  std::atomic<bool> closing_{false};
+
+  // Held while regions change, so that a session hears of every region exactly once.
+  std::mutex announce_mutex_;
+  mutable std::mutex mutex_;
+  std::condition_variable closed_changed_;
+  bool closed_ = false;
+  std::vector<std::weak_ptr<Peer>> peers_;
+  std::vector<std::shared_ptr<Session>> sessions_;
+};
+
+}  // namespace moonpool

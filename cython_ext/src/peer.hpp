@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// The client's view of another engine: its control connection, its regions, the link that moves the bytes.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "address.hpp"
+#include "control.hpp"
+#include "handshake.hpp"
+#include "link.hpp"
+#include "wire.hpp"
+
+namespace moonpool {
+
+class Engine;
+
+class Peer : public std::enable_shared_from_this<Peer> {
+ public:
+  static std::shared_ptr<Peer> make(std::shared_ptr<Engine> engine, std::string address,
+                                    std::vector<SocketAddress> resolved);
+  ~Peer();
+
+  Engine &engine() const { return *engine_; }
+  const std::string &address() const { return address_; }
+  // "name (address)", for error texts.
+  std::string label() const;
+  // What is known about the connection, for errors that cannot name a cause of their own.
+  std::string standing() const;
+
+  // Connects if it is not connected, and waits for it until `deadline_ns`.
+  Error ensure(int64_t deadline_ns);
+  void close(const Error &cause);
+  void info(mp_peer_info *out) const;
+  Error find_region(const std::string &name, int64_t deadline_ns, mp_remote_region *out);
+  std::vector<mp_remote_region> regions() const;
+  // MP_REGION_STALE when the handle names an earlier incarnation than the present connection's.
+  Error check_handle(const mp_remote_region &region) const;
+
+  // Hands the transfer to the link, or keeps it until the peer is connected again.
+  void submit(const std::shared_ptr<Transfer> &transfer);
+  void send_notify(const std::shared_ptr<Transfer> &transfer);
+  // The transfer is being stopped: what waits here for it ends.
+  void forget(Transfer &transfer);
+
+  // ---- for the link
+  void send_fence(uint64_t lane_id);
+  // The peer may still be applying these; they are settled by the next handshake, the peer's death, or close().
+  void orphan(std::vector<Work> work, const Error &cause);
+  Id128 session() const;
+  std::vector<SocketAddress> resolved() const { return resolved_; }
+  // Adds who and how to an error.
+  Error describe(Error error, const char *path) const;
+
+ private:
+  Peer(std::shared_ptr<Engine> engine, std::string address, std::vector<SocketAddress> resolved);
+  enum class State { kIdle, kConnecting, kReady, kLost, kClosed };
+  struct Orphan {
+    std::vector<Work> work;
+    Error cause;
+  };
+
+  void start_dial_locked(int64_t deadline_ns);
+  void on_dialed(Dialed dialed);
+  Error on_message(wire::Message type, std::string_view body);
+  Error on_sync();
+  void on_lost(const Error &cause, bool peer_closed);
+  void fail_connect(Error error);
+  void settle(std::vector<Orphan> orphans);
+  void learn_regions_locked(std::vector<wire::RegionRecord> records);
+  static void fill(const wire::RegionRecord &record, const Id128 &incarnation, mp_remote_region *out);
+
+  const std::shared_ptr<Engine> engine_;
+  const std::string address_;
+  const std::vector<SocketAddress> resolved_;
+  const Id128 peer_id_;
+  IoThread &io_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  State state_ = State::kIdle;
+  Error last_error_;
+  int64_t retry_at_ = 0;
+  int64_t backoff_ns_ = 0;
+  uint64_t connection_ = 0;  // counts handshakes, so that a late reply of an earlier one is dropped
+  std::string name_;
+  Id128 incarnation_{};
+  Id128 session_{};
+  std::vector<std::string> offers_;
+  std::shared_ptr<ControlConnection> control_;
+  std::shared_ptr<Link> link_;
+  std::map<std::string, wire::RegionRecord> by_name_;
+  std::unordered_map<uint64_t, std::string> name_of_key_;
+  std::vector<std::shared_ptr<Transfer>> waiting_;
+  std::unordered_map<uint64_t, std::shared_ptr<Transfer>> notifying_;
+  uint64_t next_notify_ = 1;
+  std::vector<Orphan> orphans_;
+};
+
+}  // namespace moonpool

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "session.hpp"
+
+#include "engine.hpp"
+
+namespace moonpool {
+
+Session::Session(Engine &engine, IoThread &io, const wire::Hello &hello)
+    : token(random_id()),
+      peer_id(hello.session),
+      client(hello.incarnation),
+      client_name(wire::get_text(hello.name)),
+      engine_(engine),
+      io_(io) {}
+
+void Session::start(Fd fd) {
+  std::weak_ptr<Session> weak = weak_from_this();
+  ControlHooks hooks;
+  hooks.message = [weak](wire::Message type, std::string_view body) {
+    const auto self = weak.lock();
+    return self == nullptr ? Error{} : self->on_message(type, body);
+  };
+  hooks.lost = [weak](const Error &cause, bool) {
+    const auto self = weak.lock();
+    if (self == nullptr) return;
+    if (cause.code == MP_PROTOCOL) self->engine_.stats.protocol_errors.fetch_add(1);
+    self->engine_.drop_session(self);
+  };
+  std::shared_ptr<ControlConnection> control;
+  {
+    std::lock_guard lock(mutex_);
+    if (closed_) return;
+    control = control_ = std::make_shared<ControlConnection>(io_, std::move(fd), std::move(hooks));
+  }
+  control->start();
+  std::string offer;
+  wire::Writer writer(&offer);
+  wire::encode_offer(writer, engine_.config.transports);
+  control->send(wire::kOffer, offer);
+  std::string body;
+  wire::Writer regions(&body);
+  for (const auto &region : engine_.regions.all()) {
+    wire::encode_region(regions, {region->key, region->length, region->generation, region->flags, region->name});
+    if (body.size() > 64 * 1024) {
+      control->send(wire::kRegions, body);
+      body.clear();
+    }
+  }
+  if (!body.empty()) control->send(wire::kRegions, body);
+  control->send(wire::kSync, {});
+}
+
+void Session::add_lane(uint64_t lane_id, IoThread &io, Fd fd) {
+  auto lane = std::make_shared<TcpServerLane>(engine_, io, std::move(fd));
+  {
+    std::lock_guard lock(mutex_);
+    if (closed_) return;
+    // Lanes that ended by themselves make room here, so the map follows the sockets.
+    std::erase_if(lanes_, [](const auto &entry) { return entry.second->closed(); });
+    lanes_[lane_id] = lane;
+  }
+  lane->start();
+}
+
+void Session::announce(const Region &region) {
+  std::string body;
+  wire::Writer writer(&body);
+  wire::encode_region(writer, {region.key, region.length, region.generation, region.flags, region.name});
+  std::lock_guard lock(mutex_);
+  if (control_ != nullptr) control_->send(wire::kRegions, body);
+}
+
+void Session::withdraw(const Region &region) {
+  std::string body;
+  wire::Writer(&body).put(region.key);
+  std::lock_guard lock(mutex_);
+  if (control_ != nullptr) control_->send(wire::kRegionGone, body);
+}
+
+void Session::drop_region(const Region &region) {
+  std::unordered_map<uint64_t, std::shared_ptr<TcpServerLane>> lanes;
+  {
+    std::lock_guard lock(mutex_);
+    lanes = lanes_;
+  }
+  for (const auto &entry : lanes) entry.second->drop_region(region);
+}
+
+void Session::close() {
+  std::shared_ptr<ControlConnection> control;
+  std::unordered_map<uint64_t, std::shared_ptr<TcpServerLane>> lanes;
+  {
+    std::lock_guard lock(mutex_);
+    closed_ = true;
+    control = std::move(control_);
+    lanes.swap(lanes_);
+  }
+  for (const auto &entry : lanes) entry.second->close();
+  if (control != nullptr) control->close();
+}
+
+size_t Session::lanes() const {
+  std::lock_guard lock(mutex_);
+  size_t open = 0;
+  for (const auto &entry : lanes_) open += entry.second->closed() ? 0 : 1;
+  return open;
+}
+
+Error Session::on_message(wire::Message type, std::string_view body) {
+  switch (type) {
+    case wire::kNotify: return on_notify(body);
+    case wire::kFence: {
+      uint64_t lane_id = 0;
+      wire::Reader reader(body);
+      if (!reader.get(&lane_id) || !reader.done()) return make_error(MP_PROTOCOL, "a malformed fence");
+      fence(lane_id);
+      return {};
+    }
+    default: return make_error(MP_PROTOCOL, "an unknown control message");
+  }
+}
+
+Error Session::on_notify(std::string_view body) {
+  wire::Reader reader(body);
+  uint64_t id = 0;
+  std::string_view payload;
+  if (!reader.get(&id) || !reader.get_bytes(&payload, wire::kNotifyBytesMax) || !reader.done()) {
+    return make_error(MP_PROTOCOL, "a malformed notification");
+  }
+  const bool taken = engine_.notifications.push({client_name, client, std::string(payload)});
+  if (!taken) engine_.stats.notifications_refused.fetch_add(1);
+  std::string reply;
+  wire::Writer writer(&reply);
+  writer.put(id);
+  writer.put(static_cast<uint32_t>(taken ? MP_OK : MP_NOTIFY_FULL));
+  std::lock_guard lock(mutex_);
+  if (control_ != nullptr) control_->send(wire::kNotifyAck, reply);
+  return {};
+}
+
+void Session::fence(uint64_t lane_id) {
+  std::shared_ptr<TcpServerLane> lane;
+  {
+    std::lock_guard lock(mutex_);
+    const auto it = lanes_.find(lane_id);
+    if (it != lanes_.end()) {
+      lane = std::move(it->second);
+      lanes_.erase(it);
+    }
+  }
+  if (lane != nullptr) lane->close();
+  std::string reply;
+  wire::Writer(&reply).put(lane_id);
+  std::lock_guard lock(mutex_);
+  if (control_ != nullptr) control_->send(wire::kFenced, reply);
+}
+
+}  // namespace moonpool

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "stats.hpp"
+
+#include <cstdio>
+
+#include "engine.hpp"
+
+namespace moonpool {
+
+void Stats::count_transfer(const Transfer &transfer, bool over_tcp, mp_transfer_state state) {
+  constexpr auto relaxed = std::memory_order_relaxed;
+  PathCounters &path = over_tcp ? tcp : local;
+  path.transfers.fetch_add(1, relaxed);
+  switch (state) {
+    case MP_COMPLETED:
+      path.completed.fetch_add(1, relaxed);
+      (transfer.op == MP_READ ? path.read_bytes : path.written_bytes).fetch_add(transfer.bytes, relaxed);
+      break;
+    case MP_STOPPED: path.stopped.fetch_add(1, relaxed); break;
+    case MP_EXPIRED: path.expired.fetch_add(1, relaxed); break;
+    default: path.failed.fetch_add(1, relaxed); break;
+  }
+}
+
+void append_json_string(std::string *out, const std::string &text) {
+  out->push_back('"');
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      out->push_back('\\');
+      out->push_back(c);
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      char escaped[8];
+      std::snprintf(escaped, sizeof escaped, "\\u%04x", c);
+      out->append(escaped);
+    } else {
+      out->push_back(c);
+    }
+  }
+  out->push_back('"');
+}
+
+namespace {
+
+class JsonObject {
+ public:
+  JsonObject &field(const char *name, uint64_t value) {
+    key(name);
+    text_ += std::to_string(value);
+    return *this;
+  }
+  JsonObject &field(const char *name, const JsonObject &value) {
+    key(name);
+    text_ += value.done();
+    return *this;
+  }
+  std::string done() const { return text_ + "}"; }
+
+ private:
+  void key(const char *name) {
+    if (text_.size() > 1) text_ += ", ";
+    append_json_string(&text_, name);
+    text_ += ": ";
+  }
+  std::string text_ = "{";
+};
+
+JsonObject path_json(const PathCounters &path) {
+  return JsonObject()
+      .field("transfers", path.transfers)
+      .field("completed", path.completed)
+      .field("failed", path.failed)
+      .field("stopped", path.stopped)
+      .field("expired", path.expired)
+      .field("read_bytes", path.read_bytes)
+      .field("written_bytes", path.written_bytes);
+}
+
+uint64_t gauge(const std::atomic<int64_t> &value) {
+  const int64_t now = value.load();
+  return now > 0 ? static_cast<uint64_t>(now) : 0;
+}
+
+}  // namespace
+
+std::string stats_json(const Engine &engine) {
+  const Stats &s = engine.stats;
+  return JsonObject()
+      .field("paths", JsonObject().field("local", path_json(s.local)).field("tcp", path_json(s.tcp)))
+      .field("transfers_running", engine.running.size())
+      .field("retries", s.retries)
+      .field("lane_errors", s.lane_errors)
+      .field("lanes", gauge(s.lanes))
+      .field("peers", engine.peer_count())
+      .field("regions", engine.regions.size())
+      .field("io_threads", engine.io_count())
+      .field("serving", JsonObject()
+                            .field("sessions", engine.session_count())
+                            .field("lanes", gauge(s.server_lanes))
+                            .field("read_bytes", s.served_read_bytes)
+                            .field("written_bytes", s.served_write_bytes)
+                            .field("requests_refused", s.requests_refused)
+                            .field("protocol_errors", s.protocol_errors)
+                            .field("handshakes_ok", s.handshakes_ok)
+                            .field("handshakes_refused", s.handshakes_refused)
+                            .field("handshakes_broken", s.handshakes_broken)
+                            .field("handshakes_pending", gauge(s.handshakes_pending)))
+      .field("notifications",
+             JsonObject().field("queued", engine.notifications.size()).field("refused", s.notifications_refused))
+      .done();
+}
+
+}  // namespace moonpool

@@ -1,0 +1,477 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tcp_lane.hpp"
+
+#include <poll.h>
+#include <sched.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "engine.hpp"
+#include "peer.hpp"
+#include "tcp_link.hpp"
+
+namespace moonpool {
+
+namespace {
+
+// One turn while holding the lock. The rest is left to the next turn, so that a cancel never waits long.
+constexpr uint64_t kTurnBytes = 4u << 20;
+constexpr int kTurnSteps = 256;
+// Enough frames in flight that the far side always has the next one, few enough that idle lanes find work in the queue.
+constexpr size_t kFramesInFlight = 64;
+constexpr uint64_t kReadBytesInFlight = 2u << 20;
+constexpr int64_t kBackoffFirst = 50 * kMillisecond;
+constexpr int64_t kBackoffMax = 5000 * kMillisecond;
+
+}  // namespace
+
+TcpLane::TcpLane(TcpLink &link, IoThread &io) : link_(link), engine_(link.engine()), io_(io) { engine_.stats.lanes.fetch_add(1); }
+
+TcpLane::~TcpLane() { engine_.stats.lanes.fetch_sub(1); }
+
+template <class Action>
+void TcpLane::with_lock(Action action) {
+  {
+    std::lock_guard lock(mutex_);
+    action();
+  }
+  if (attention_.load()) kick();
+}
+
+// ---------------------------------------------------------------- connecting
+
+void TcpLane::dial_now() {
+  std::lock_guard lock(mutex_);
+  if (shut_ || dialing_ || ready_.load()) return;
+  dialing_ = true;
+  const uint64_t attempt = ++attempt_;
+  lane_id_ = link_.next_lane_id();
+  DialRequest request{link_.addresses, wire::kLane, link_.session, lane_id_,
+                      now_ns() + int64_t{engine_.config.connect_timeout_ms} * kMillisecond};
+  dial(engine_.identity, io_, std::move(request), [weak = weak_from_this(), attempt](Dialed dialed) {
+    if (auto self = weak.lock()) self->on_dialed(attempt, std::move(dialed));
+  });
+}
+
+void TcpLane::on_dialed(uint64_t attempt, Dialed dialed) {
+  with_lock([&] {
+    dialing_ = false;
+    if (shut_ || attempt != attempt_) return;
+    if (dialed.error) {
+      engine_.stats.lane_errors.fetch_add(1);
+      schedule_dial_locked();
+      return;
+    }
+    backoff_ns_ = 0;
+    fd_ = std::move(dialed.fd);
+    armed_ = EPOLLRDHUP | EPOLLONESHOT;
+    if (io_.add(shared_from_this(), armed_)) {
+      fd_.reset();
+      schedule_dial_locked();
+      return;
+    }
+    ready_.store(true);
+    drive_locked();
+  });
+}
+
+void TcpLane::schedule_dial_locked() {
+  if (shut_) return;
+  const int64_t when = now_ns() + backoff_ns_;
+  backoff_ns_ = std::min(std::max(backoff_ns_ * 2, kBackoffFirst), kBackoffMax);
+  io_.call_at(when, [weak = weak_from_this()] {
+    if (auto self = weak.lock()) self->dial_now();
+  });
+}
+
+// ---------------------------------------------------------------- driving
+
+void TcpLane::kick() {
+  attention_.store(true);
+  while (attention_.load()) {
+    std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock.owns_lock()) return;  // the holder looks at attention_ after it unlocks
+    attention_.store(false);
+    drive_locked();
+  }
+}
+
+void TcpLane::on_events(uint32_t events) {
+  with_lock([&] {
+    armed_ = 0;  // one shot
+    if (!ready_.load()) return;
+    drive_locked();
+    // Nothing is outstanding, so a hang-up can be acted on at once; otherwise receiving reports it.
+    if (ready_.load() && frames_.empty() && (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
+      Error cause = make_error(MP_PEER_LOST, "an idle lane was closed by the peer");
+      cut_locked(std::move(cause));
+    }
+  });
+}
+
+void TcpLane::drive_locked() {
+  if (!ready_.load(std::memory_order_relaxed)) return;
+  turn_bytes_ = 0;
+  bool more = true;
+  for (int i = 0; more && i < kTurnSteps && turn_bytes_ < kTurnBytes; ++i) {
+    more = send_locked();
+    if (!ready_.load(std::memory_order_relaxed)) return;
+    more |= receive_locked();
+    if (!ready_.load(std::memory_order_relaxed)) return;
+  }
+  if (ready_.load(std::memory_order_relaxed)) arm_locked();
+}
+
+void TcpLane::arm_locked() {
+  uint32_t want = EPOLLRDHUP;
+  if (!frames_.empty()) want |= EPOLLIN;
+  // Blocked, or stopped by the turn's budget with work left.
+  if (sending_ || (can_start_locked() && link_.has_work())) want |= EPOLLOUT;
+  want = (want & ~assist_mask_) | EPOLLONESHOT;
+  if (want == armed_) return;
+  armed_ = want;
+  io_.modify(*this, want);
+}
+
+bool TcpLane::can_start_locked() const {
+  return frames_.size() < kFramesInFlight && reads_in_flight_ < kReadBytesInFlight;
+}
+
+bool TcpLane::start_frame_locked() {
+  Work work;
+  for (;;) {
+    if (!can_start_locked() || !link_.pull(&work)) return false;
+    if (!work.transfer->stopping()) break;
+    work.transfer->descs_failed(work.begin, work.end, work.transfer->stop_cause());
+  }
+  const Transfer &transfer = *work.transfer;
+  const uint32_t count = work.end - work.begin;
+  const wire::RequestHeader header{wire::kRequestMagic,
+                                   static_cast<uint8_t>(transfer.op),
+                                   transfer.digest ? wire::kFlagDigest : uint8_t{0},
+                                   0,
+                                   count,
+                                   0,
+                                   next_frame_id_++,
+                                   work.bytes};
+  request_.resize(sizeof header + count * sizeof(wire::WireDesc));
+  std::memcpy(request_.data(), &header, sizeof header);
+  auto *table = request_.data() + sizeof header;
+  const bool write = transfer.op == MP_WRITE;
+  writer_.begin(request_.data(), request_.size(), transfer.digest && write);
+  for (uint32_t i = work.begin; i < work.end; ++i, table += sizeof(wire::WireDesc)) {
+    const Desc &desc = transfer.descs[i];
+    const wire::WireDesc on_wire{desc.key, desc.offset, desc.length};
+    std::memcpy(table, &on_wire, sizeof on_wire);
+    if (write) writer_.add(desc.local, desc.length);
+  }
+  if (!write) reads_in_flight_ += work.bytes;
+  load_.fetch_add(work.bytes, std::memory_order_relaxed);
+  work.transfer->driver.store(this, std::memory_order_relaxed);
+  if (frames_.empty()) progress_at_ = now_ns();
+  frames_.push_back({std::move(work), header.id});
+  sending_ = true;
+  watch_progress_locked();
+  return true;
+}
+
+// True when something was sent.
+bool TcpLane::send_locked() {
+  if (!sending_ && !start_frame_locked()) return false;
+  const Step step = writer_.step(fd());
+  if (step.kind == Step::kMoved) {
+    turn_bytes_ += step.bytes;
+    progress_at_ = now_ns();
+    if (writer_.done()) {
+      sending_ = false;
+      frames_.back().digests = writer_.take_digests();
+    }
+    return true;
+  }
+  if (step.kind != Step::kBlocked) {
+    Error cause = make_error(MP_PEER_LOST, "a lane broke while sending");
+    cause.cause = errno_text(step.err);
+    cut_locked(std::move(cause));
+  }
+  return false;
+}
+
+// True when something was received.
+bool TcpLane::receive_locked() {
+  if (frames_.empty() || (sending_ && frames_.size() == 1)) return false;
+  Step step;
+  if (!in_payload_) {
+    if (header_got_ < sizeof header_) {
+      step = receive_bytes(fd(), reinterpret_cast<uint8_t *>(&header_) + header_got_, sizeof header_ - header_got_);
+      if (step.kind == Step::kMoved) header_got_ += step.bytes;
+    } else if (failed_got_ < failed_.size() * sizeof(wire::FailedDesc)) {
+      auto *records = reinterpret_cast<uint8_t *>(failed_.data());
+      step = receive_bytes(fd(), records + failed_got_, failed_.size() * sizeof(wire::FailedDesc) - failed_got_);
+      if (step.kind == Step::kMoved) failed_got_ += step.bytes;
+    } else {
+      step = {Step::kMoved, 0, 0};
+    }
+  } else {
+    size_t next = 0;
+    step = reader_.step(fd(), reinterpret_cast<uint8_t *>(&header_), sizeof header_, &next);
+    if (step.kind == Step::kMoved) header_got_ = next;
+  }
+  if (step.kind == Step::kBlocked) return false;
+  if (step.kind != Step::kMoved) {
+    Error cause = make_error(MP_PEER_LOST, "a lane broke while receiving");
+    cause.cause = step.kind == Step::kEnded ? "closed by the peer" : errno_text(step.err);
+    cut_locked(std::move(cause));
+    return false;
+  }
+  turn_bytes_ += step.bytes;
+  progress_at_ = now_ns();
+  // The waiter would not see what another thread has taken from its socket.
+  if (asleep_) wake_waiter_locked();
+  if (in_payload_) {
+    if (reader_.done()) finish_frame_locked();
+    return true;
+  }
+  return receive_header_locked();
+}
+
+bool TcpLane::receive_header_locked() {
+  if (header_got_ < sizeof header_) return true;
+  const Frame &frame = frames_.front();
+  const Work &work = frame.work;
+  if (failed_got_ == 0 && failed_.empty()) {
+    const char *wrong = wire::check_response(header_);
+    if (*wrong == '\0' && (header_.id != frame.id || header_.failed_count > work.end - work.begin)) {
+      wrong = "a response to another request";
+    }
+    if (*wrong != '\0') {
+      cut_locked(make_error(MP_PROTOCOL, std::string("the peer sent ") + wrong));
+      return false;
+    }
+    failed_.resize(header_.failed_count);
+  }
+  if (failed_got_ < failed_.size() * sizeof(wire::FailedDesc)) return true;
+  return begin_payload_locked();
+}
+
+bool TcpLane::begin_payload_locked() {
+  const Frame &frame = frames_.front();
+  const Transfer &transfer = *frame.work.transfer;
+  const uint32_t count = frame.work.end - frame.work.begin;
+  const bool read = transfer.op == MP_READ;
+  reader_.begin(transfer.digest && read);
+  size_t next_failed = 0;
+  for (uint32_t i = 0; i < count; ++i) {
+    const bool failed = next_failed < failed_.size() && failed_[next_failed].desc == i;
+    if (failed) ++next_failed;
+    if (!read) continue;
+    const Desc &desc = transfer.descs[frame.work.begin + i];
+    reader_.add(failed || frame.discard ? nullptr : desc.local, failed ? 0 : desc.length);
+  }
+  if (next_failed != failed_.size() || reader_.payload_left() != header_.payload_bytes) {
+    cut_locked(make_error(MP_PROTOCOL, "the peer sent a response that does not fit its request"));
+    return false;
+  }
+  in_payload_ = true;
+  header_got_ = 0;
+  if (reader_.done()) finish_frame_locked();
+  return true;
+}
+
+void TcpLane::finish_frame_locked() {
+  Frame frame = std::move(frames_.front());
+  frames_.pop_front();
+  in_payload_ = false;
+  Transfer &transfer = *frame.work.transfer;
+  load_.fetch_sub(frame.work.bytes, std::memory_order_relaxed);
+  if (transfer.op == MP_READ) reads_in_flight_ -= frame.work.bytes;
+  const bool read_digests = transfer.digest && transfer.op == MP_READ;
+  std::vector<wire::FailedDesc> failed = std::move(failed_);
+  failed_.clear();
+  failed_got_ = 0;
+  if (frame.resolved) return;
+  if (read_digests) {
+    const size_t pieces = reader_.digests().size();
+    for (size_t i = reader_.next_mismatch(0); i < pieces; i = reader_.next_mismatch(i + 1)) {
+      failed.push_back({static_cast<uint32_t>(i), MP_DIGEST});
+    }
+    std::sort(failed.begin(), failed.end(), [](const auto &a, const auto &b) { return a.desc < b.desc; });
+  }
+  const uint64_t *digests = read_digests ? reader_.digests().data() : frame.digests.data();
+  const std::shared_ptr<Peer> peer = link_.peer();
+  uint32_t at = 0;
+  const uint32_t count = frame.work.end - frame.work.begin;
+  const auto done_until = [&](uint32_t end) {
+    if (at == end) return;
+    transfer.descs_done(frame.work.begin + at, frame.work.begin + end, transfer.digest ? digests + at : nullptr);
+  };
+  for (const wire::FailedDesc &one : failed) {
+    done_until(one.desc);
+    const auto code = one.status > MP_PENDING && one.status <= MP_INTERNAL ? static_cast<mp_status>(one.status)
+                                                                           : MP_PROTOCOL;
+    Error error = make_error(code, std::string("the peer refused a descriptor: ") + status_text(code));
+    if (code == MP_DIGEST) error.message = "bytes arrived that are not the bytes sent";
+    if (peer != nullptr) error = peer->describe(std::move(error), "tcp");
+    transfer.descs_failed(frame.work.begin + one.desc, frame.work.begin + one.desc + 1, error);
+    at = one.desc + 1;
+  }
+  done_until(count);
+}
+
+// ---------------------------------------------------------------- ending
+
+std::vector<Work> TcpLane::take_unfinished_locked() {
+  std::vector<Work> work;
+  for (Frame &frame : frames_) {
+    if (!frame.resolved) work.push_back(std::move(frame.work));
+  }
+  frames_.clear();
+  load_.store(0);
+  reads_in_flight_ = 0;
+  sending_ = false;
+  in_payload_ = false;
+  header_got_ = failed_got_ = 0;
+  failed_.clear();
+  return work;
+}
+
+void TcpLane::cut_locked(Error cause) {
+  ready_.store(false);
+  engine_.stats.lane_errors.fetch_add(1);
+  // A waiter may be asleep on the descriptor; it is closed when the waiter has left.
+  ::shutdown(fd(), SHUT_RDWR);
+  io_.remove(*this);
+  if (!assisted_) fd_.reset();
+  const uint64_t lane_id = lane_id_;
+  // The link takes locks of its own and calls the peer, so it hears of it outside this lane's lock.
+  io_.post([link = link_.weak_from_this(), lane_id, work = take_unfinished_locked(), cause]() mutable {
+    if (auto self = link.lock()) self->lane_cut(lane_id, std::move(work), cause);
+  });
+  if (!assisted_) schedule_dial_locked();
+}
+
+void TcpLane::cancel(const Transfer &transfer) {
+  with_lock([&] {
+    const Error cause = transfer.stop_cause();
+    bool cut = false;
+    for (size_t i = 0; i < frames_.size(); ++i) {
+      Frame &frame = frames_[i];
+      if (frame.resolved || frame.work.transfer.get() != &transfer) continue;
+      if (transfer.op == MP_READ) {
+        // The answer is still coming, but nobody's memory is its destination any more.
+        if (i == 0 && in_payload_) reader_.discard_all();
+        frame.discard = frame.resolved = true;
+        frame.work.transfer->descs_failed(frame.work.begin, frame.work.end, cause);
+      } else if (sending_ && i + 1 == frames_.size()) {
+        cut = true;  // half of it is on its way and the rest may not be read any more
+      }
+      // A write that was sent whole is settled by its acknowledgement.
+    }
+    if (cut) cut_locked(cause);
+    if (asleep_) wake_waiter_locked();
+  });
+}
+
+std::vector<Work> TcpLane::shutdown() {
+  std::vector<Work> work;
+  std::lock_guard lock(mutex_);
+  shut_ = true;
+  if (ready_.exchange(false)) {
+    ::shutdown(fd(), SHUT_RDWR);
+    io_.remove(*this);
+    if (!assisted_) fd_.reset();
+    work = take_unfinished_locked();
+  }
+  return work;
+}
+
+void TcpLane::watch_progress_locked() {
+  if (progress_watched_) return;
+  progress_watched_ = true;
+  const int64_t limit = int64_t{engine_.config.progress_timeout_ms} * kMillisecond;
+  io_.call_at(std::max(progress_at_ + limit, now_ns()), [weak = weak_from_this()] {
+    if (auto self = weak.lock()) self->check_progress();
+  });
+}
+
+void TcpLane::check_progress() {
+  with_lock([&] {
+    progress_watched_ = false;
+    if (!ready_.load() || frames_.empty()) return;
+    const int64_t limit = int64_t{engine_.config.progress_timeout_ms} * kMillisecond;
+    if (now_ns() - progress_at_ < limit) return watch_progress_locked();
+    Error cause = make_error(MP_DEADLINE, "no byte moved on a lane for " + std::to_string(limit / kMillisecond) + " ms",
+                             "check that the peer is not stopped, or raise progress_timeout");
+    cut_locked(std::move(cause));
+  });
+}
+
+// ---------------------------------------------------------------- a waiter drives
+
+void TcpLane::wake_waiter_locked() {
+  const uint64_t one = 1;
+  // It can only fail when the counter is full, and then the waiter is woken anyway.
+  [[maybe_unused]] const ssize_t n = write(wake_.get(), &one, sizeof one);
+}
+
+void TcpLane::assist(Transfer &transfer, int64_t until) {
+  bool mine = false;
+  with_lock([&] {
+    if (assisted_ || !ready_.load() || transfer.finished()) return;
+    mine = assisted_ = true;
+    assist_mask_ = EPOLLIN | EPOLLOUT;
+    drive_locked();
+  });
+  if (!mine) return;
+  const int64_t spin_until = now_ns() + int64_t{engine_.config.spin_us} * 1000;
+  bool usable = true;
+  const auto over = [&transfer] { return transfer.finished() || transfer.stopping(); };
+  while (usable && !over()) {
+    const int64_t now = now_ns();
+    if (now >= until) break;
+    pollfd fds[2] = {};
+    if (now >= spin_until) {
+      with_lock([&] {
+        usable = ready_.load();
+        fds[0] = {fd(), static_cast<short>(POLLIN | (sending_ ? POLLOUT : 0)), 0};
+        if (!wake_) wake_ = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+        fds[1] = {wake_.get(), POLLIN, 0};
+        // Other events than these are the I/O thread's while this one sleeps.
+        assist_mask_ = sending_ ? EPOLLIN | EPOLLOUT : EPOLLIN;
+        asleep_ = usable && !over();
+        if (asleep_) arm_locked();
+      });
+      if (!asleep_) break;
+      const int64_t left = std::min(until, deadline_after(3600LL * 1'000'000'000)) - now;
+      const timespec timeout{left / 1'000'000'000, left % 1'000'000'000};
+      ppoll(fds, 2, &timeout, nullptr);
+      if ((fds[1].revents & POLLIN) != 0) {
+        uint64_t count = 0;
+        [[maybe_unused]] const ssize_t n = read(fds[1].fd, &count, sizeof count);
+      }
+    } else {
+      sched_yield();
+    }
+    with_lock([&] {
+      asleep_ = false;
+      usable = ready_.load();
+      assist_mask_ = EPOLLIN | EPOLLOUT;
+      drive_locked();
+    });
+  }
+  with_lock([&] {
+    assisted_ = false;
+    assist_mask_ = 0;
+    if (ready_.load()) {
+      arm_locked();
+    } else if (fd_) {
+      fd_.reset();
+      schedule_dial_locked();
+    }
+  });
+}
+
+}  // namespace moonpool

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tcp_link.hpp"
+
+#include <algorithm>
+#include <functional>
+#include <thread>
+
+#include "engine.hpp"
+#include "peer.hpp"
+
+namespace moonpool {
+
+namespace {
+
+// Head and digest trailer leave room for this many pieces in one system call (IOV_MAX is 1024).
+constexpr uint32_t kDescsPerFrame = 1000;
+constexpr uint64_t kSliceBytesMax = 4u << 20;
+constexpr uint32_t kAttemptsMax = 5;
+
+void fail(const std::vector<Work> &work, const Error &error) {
+  for (const Work &one : work) {
+    one.transfer->descs_failed(one.begin, one.end, one.transfer->stopping() ? one.transfer->stop_cause() : error);
+  }
+}
+
+class TcpTransport final : public Transport {
+ public:
+  const char *name() const override { return "tcp"; }
+  Probe probe() const override { return {true, "sockets; always there"}; }
+  bool reaches(const Reach &) const override { return true; }
+  int cost() const override { return 100; }
+  std::shared_ptr<Link> connect(const std::shared_ptr<Peer> &peer) override {
+    auto link = std::make_shared<TcpLink>(peer);
+    link->start();
+    return link;
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> make_tcp_transport() { return std::make_unique<TcpTransport>(); }
+
+TcpLink::TcpLink(const std::shared_ptr<Peer> &peer)
+    : session(peer->session()),
+      addresses(peer->resolved()),
+      engine_(peer->engine()),
+      peer_(peer),
+      queue_(kDescsPerFrame) {}
+
+void TcpLink::start() {
+  for (uint32_t i = 0; i < engine_.config.lanes; ++i) {
+    lanes_.push_back(std::make_shared<TcpLane>(*this, engine_.next_io()));
+  }
+  for (const auto &lane : lanes_) lane->dial_now();
+}
+
+void TcpLink::submit(const std::shared_ptr<Transfer> &transfer) {
+  const uint64_t slice = std::max(engine_.config.slice_bytes,
+                                  std::min(kSliceBytesMax, transfer->bytes / (uint64_t{engine_.config.lanes} * 4)));
+  const auto descs = static_cast<uint32_t>(transfer->descs.size());
+  const bool single = transfer->bytes <= slice && descs <= kDescsPerFrame;
+  if (!queue_.push(transfer, slice)) {
+    transfer->descs_failed(0, descs, make_error(MP_PEER_LOST, "the connection to the peer ended"));
+    return;
+  }
+  if (single) {
+    lane_for_small().kick();
+  } else {
+    wake_lanes(std::max<uint64_t>(transfer->bytes / slice, descs / kDescsPerFrame) + 1);
+  }
+}
+
+// An idle lane if there is one, so that threads do not wait for each other; otherwise the least loaded.
+TcpLane &TcpLink::lane_for_small() {
+  const size_t first = std::hash<std::thread::id>{}(std::this_thread::get_id()) % lanes_.size();
+  TcpLane *best = lanes_[first].get();
+  for (size_t i = 0; i < lanes_.size(); ++i) {
+    TcpLane *lane = lanes_[(first + i) % lanes_.size()].get();
+    if (!lane->ready()) continue;
+    if (lane->load() == 0) return *lane;
+    if (!best->ready() || lane->load() < best->load()) best = lane;
+  }
+  return *best;
+}
+
+void TcpLink::wake_lanes(size_t n) {
+  const uint32_t first = round_robin_.fetch_add(1);
+  for (size_t i = 0; i < std::min(n, lanes_.size()); ++i) {
+    const std::shared_ptr<TcpLane> &lane = lanes_[(first + i) % lanes_.size()];
+    lane->io().post([weak = std::weak_ptr<TcpLane>(lane)] {
+      if (auto self = weak.lock()) self->kick();
+    });
+  }
+}
+
+void TcpLink::cancel(Transfer &transfer) {
+  fail(queue_.remove(transfer), transfer.stop_cause());
+  for (const auto &lane : lanes_) lane->cancel(transfer);
+}
+
+void TcpLink::assist(Transfer &transfer, int64_t until) {
+  // Several lanes are better served by their own threads.
+  if (transfer.bytes > engine_.config.slice_bytes) return;
+  const void *driver = transfer.driver.load(std::memory_order_relaxed);
+  for (const auto &lane : lanes_) {
+    if (lane.get() == driver) return lane->assist(transfer, until);
+  }
+}
+
+void TcpLink::lane_cut(uint64_t lane_id, std::vector<Work> work, const Error &cause) {
+  const std::shared_ptr<Peer> peer = peer_.lock();
+  Error error = peer == nullptr ? cause : peer->describe(cause, "tcp");
+  const auto first_write =
+      std::partition(work.begin(), work.end(), [](const Work &one) { return one.transfer->op == MP_READ; });
+  std::vector<Work> writes(std::make_move_iterator(first_write), std::make_move_iterator(work.end()));
+  work.erase(first_write, work.end());
+  retry(std::move(work), error);
+  if (writes.empty()) return;
+  {
+    std::lock_guard lock(mutex_);
+    if (!closed_) {
+      fencing_[lane_id] = {std::move(writes), error};
+    }
+  }
+  if (!writes.empty()) {
+    if (peer != nullptr) {
+      peer->orphan(std::move(writes), error);
+    } else {
+      fail(writes, error);
+    }
+    return;
+  }
+  if (peer != nullptr) peer->send_fence(lane_id);
+}
+
+void TcpLink::fenced(uint64_t lane_id) {
+  Fencing fencing;
+  {
+    std::lock_guard lock(mutex_);
+    const auto it = fencing_.find(lane_id);
+    if (it == fencing_.end()) return;
+    fencing = std::move(it->second);
+    fencing_.erase(it);
+  }
+  retry(std::move(fencing.work), fencing.cause);
+}
+
+void TcpLink::retry(std::vector<Work> work, const Error &cause) {
+  for (Work &one : work) {
+    if (one.transfer->stopping() || ++one.attempts > kAttemptsMax) {
+      fail({one}, cause);
+    } else {
+      engine_.stats.retries.fetch_add(1);
+      if (!queue_.push_front(one)) fail({one}, cause);
+    }
+  }
+  wake_lanes(work.size());
+}
+
+void TcpLink::shutdown(const Error &cause, bool settled) {
+  std::vector<Work> writes;
+  {
+    std::lock_guard lock(mutex_);
+    if (closed_) return;
+    closed_ = true;
+    for (auto &entry : fencing_) {
+      for (Work &one : entry.second.work) writes.push_back(std::move(one));
+    }
+    fencing_.clear();
+  }
+  std::vector<Work> never_sent = queue_.close();
+  for (const auto &lane : lanes_) {
+    for (Work &one : lane->shutdown()) {
+      (one.transfer->op == MP_READ ? never_sent : writes).push_back(std::move(one));
+    }
+  }
+  fail(never_sent, cause);
+  if (writes.empty()) return;
+  const std::shared_ptr<Peer> peer = peer_.lock();
+  if (settled || peer == nullptr) {
+    fail(writes, cause);
+  } else {
+    peer->orphan(std::move(writes), cause);
+  }
+}
+
+size_t TcpLink::lanes_ready() const {
+  return static_cast<size_t>(std::count_if(lanes_.begin(), lanes_.end(), [](const auto &lane) { return lane->ready(); }));
+}
+
+}  // namespace moonpool

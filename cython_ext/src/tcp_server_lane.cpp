@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tcp_server_lane.hpp"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "digest.hpp"
+#include "engine.hpp"
+
+namespace moonpool {
+
+namespace {
+
+// One turn of a lane: enough to keep the socket busy, little enough that the thread's other lanes are not kept waiting.
+constexpr int kStepsPerTurn = 16;
+// Acknowledgements wait for each other while more requests are at hand, but not longer than this.
+constexpr unsigned kAcksTogether = 4;
+// A client that sends requests and does not read the answers is cut off here.
+constexpr size_t kAckBytesMax = 1u << 20;
+
+}  // namespace
+
+TcpServerLane::TcpServerLane(Engine &engine, IoThread &io, Fd fd) : engine_(engine), io_(io), checker_(engine.regions) {
+  fd_ = std::move(fd);
+  engine_.stats.server_lanes.fetch_add(1);
+}
+
+TcpServerLane::~TcpServerLane() { close(); }
+
+void TcpServerLane::start() {
+  std::lock_guard lock(mutex_);
+  if (closed_) return;
+  watched_ = EPOLLIN;
+  if (io_.add(shared_from_this(), watched_)) close_locked();
+}
+
+bool TcpServerLane::closed() const {
+  std::lock_guard lock(mutex_);
+  return closed_;
+}
+
+void TcpServerLane::close() {
+  std::lock_guard lock(mutex_);
+  close_locked();
+}
+
+void TcpServerLane::close_locked() {
+  if (closed_) return;
+  closed_ = true;
+  checker_.reset();
+  io_.remove(*this);
+  fd_.reset();
+  engine_.stats.server_lanes.fetch_sub(1);
+}
+
+void TcpServerLane::watch(uint32_t events) {
+  if (events == watched_) return;
+  watched_ = events;
+  io_.modify(*this, events);
+}
+
+void TcpServerLane::on_events(uint32_t) {
+  std::lock_guard lock(mutex_);
+  if (closed_) return;
+  for (int i = 0; i < kStepsPerTurn; ++i) {
+    const Progress progress = step_locked();
+    if (progress == Progress::kMore) continue;
+    if (progress == Progress::kBroken) close_locked();
+    return;
+  }
+  // The rest of the turn comes at once: the socket is still ready.
+  if (!flush_acks()) close_locked();
+}
+
+TcpServerLane::Progress TcpServerLane::step_locked() {
+  switch (state_) {
+    case State::kHead: return read_head();
+    case State::kTable: return read_table();
+    case State::kPayload: return read_payload();
+    case State::kReply: return write_reply();
+  }
+  return Progress::kBroken;
+}
+
+// What a receiving step means for the lane. Before it sleeps the acknowledgements go out.
+TcpServerLane::Progress TcpServerLane::moved(const Step &step) {
+  if (step.kind == Step::kMoved) return Progress::kMore;
+  if (step.kind != Step::kBlocked) return Progress::kBroken;
+  if (!flush_acks()) return Progress::kBroken;
+  watch(acks_.empty() ? EPOLLIN : EPOLLIN | EPOLLOUT);
+  return Progress::kBlocked;
+}
+
+TcpServerLane::Progress TcpServerLane::protocol_error() {
+  engine_.stats.protocol_errors.fetch_add(1);
+  return Progress::kBroken;
+}
+
+TcpServerLane::Progress TcpServerLane::read_head() {
+  if (head_got_ < sizeof head_) {
+    const Step step = receive_bytes(fd(), reinterpret_cast<uint8_t *>(&head_) + head_got_, sizeof head_ - head_got_);
+    if (step.kind != Step::kMoved) return moved(step);
+    head_got_ += step.bytes;
+    if (head_got_ < sizeof head_) return Progress::kMore;
+  }
+  head_got_ = 0;
+  if (*wire::check_request(head_) != '\0') return protocol_error();
+  request_ = head_.header;
+  descs_.resize(request_.desc_count);
+  descs_[0] = head_.first;
+  if (request_.desc_count == 1) return begin_request();
+  table_got_ = 0;
+  state_ = State::kTable;
+  return Progress::kMore;
+}
+
+TcpServerLane::Progress TcpServerLane::read_table() {
+  auto *table = reinterpret_cast<uint8_t *>(descs_.data() + 1);
+  const size_t bytes = (descs_.size() - 1) * sizeof(wire::WireDesc);
+  const Step step = receive_bytes(fd(), table + table_got_, bytes - table_got_);
+  if (step.kind != Step::kMoved) return moved(step);
+  table_got_ += step.bytes;
+  return table_got_ < bytes ? Progress::kMore : begin_request();
+}
+
+void TcpServerLane::check_descs() {
+  failed_.clear();
+  addresses_.assign(descs_.size(), nullptr);
+  const bool write = request_.op == MP_WRITE;
+  for (uint32_t i = 0; i < descs_.size(); ++i) {
+    const mp_status status = checker_.check(descs_[i], write, &addresses_[i]);
+    if (status != MP_OK) failed_.push_back({i, static_cast<uint32_t>(status)});
+  }
+  if (!failed_.empty()) engine_.stats.requests_refused.fetch_add(failed_.size());
+}
+
+TcpServerLane::Progress TcpServerLane::begin_request() {
+  uint64_t sum = 0;
+  const bool digest = (request_.flags & wire::kFlagDigest) != 0;
+  for (const wire::WireDesc &desc : descs_) {
+    const bool leaf = desc.length > 0 && desc.length <= kDigestLeafBytes;
+    if (desc.length > wire::kPayloadPerFrameMax || (digest && !leaf)) return protocol_error();
+    sum += desc.length;
+  }
+  if (sum != request_.payload_bytes) return protocol_error();
+  check_descs();
+  if (request_.op == MP_READ) return begin_read_reply();
+  reader_.begin(digest);
+  for (size_t i = 0; i < descs_.size(); ++i) {
+    if (descs_[i].length > 0) reader_.add(addresses_[i], descs_[i].length);
+  }
+  state_ = State::kPayload;
+  return Progress::kMore;
+}
+
+TcpServerLane::Progress TcpServerLane::read_payload() {
+  if (!reader_.done()) {
+    size_t next = 0;
+    const Step step = reader_.step(fd(), reinterpret_cast<uint8_t *>(&head_), sizeof head_, &next);
+    if (step.kind != Step::kMoved) return moved(step);
+    head_got_ = next;
+    if (!reader_.done()) return Progress::kMore;
+  }
+  finish_write();
+  state_ = State::kHead;
+  // Nothing of a next request came along, so the sender probably waits for this answer.
+  if (head_got_ == 0 || acks_waiting_ >= kAcksTogether) return flush_acks() ? Progress::kMore : Progress::kBroken;
+  return Progress::kMore;
+}
+
+void TcpServerLane::finish_write() {
+  if ((request_.flags & wire::kFlagDigest) != 0) {
+    const size_t pieces = reader_.digests().size();
+    for (size_t i = reader_.next_mismatch(0); i < pieces; i = reader_.next_mismatch(i + 1)) {
+      failed_.push_back({static_cast<uint32_t>(i), MP_DIGEST});
+    }
+    std::sort(failed_.begin(), failed_.end(), [](const auto &a, const auto &b) { return a.desc < b.desc; });
+  }
+  checker_.reset();
+  engine_.stats.served_write_bytes.fetch_add(request_.payload_bytes, std::memory_order_relaxed);
+  append_response(0);
+}
+
+void TcpServerLane::append_response(uint64_t payload_bytes) {
+  const wire::ResponseHeader header{wire::kResponseMagic, request_.flags, {}, static_cast<uint32_t>(failed_.size()), 0,
+                                    request_.id, payload_bytes};
+  acks_.append(reinterpret_cast<const char *>(&header), sizeof header);
+  acks_.append(reinterpret_cast<const char *>(failed_.data()), failed_.size() * sizeof(wire::FailedDesc));
+  ++acks_waiting_;
+}
+
+bool TcpServerLane::flush_acks() {
+  while (!acks_.empty()) {
+    const ssize_t n = send(fd(), acks_.data(), acks_.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (n < 0) return (errno == EAGAIN || errno == EINTR) && acks_.size() <= kAckBytesMax;
+    acks_.erase(0, static_cast<size_t>(n));
+  }
+  acks_waiting_ = 0;
+  return true;
+}
+
+TcpServerLane::Progress TcpServerLane::begin_read_reply() {
+  uint64_t payload = request_.payload_bytes;
+  for (const wire::FailedDesc &failed : failed_) payload -= descs_[failed.desc].length;
+  append_response(payload);
+  reply_head_.swap(acks_);
+  acks_.clear();
+  acks_waiting_ = 0;
+  const bool digest = (request_.flags & wire::kFlagDigest) != 0;
+  writer_.begin(reply_head_.data(), reply_head_.size(), digest);
+  for (size_t i = 0; i < descs_.size(); ++i) {
+    if (addresses_[i] != nullptr) {
+      writer_.add(addresses_[i], descs_[i].length);
+    } else {
+      writer_.add_absent();
+    }
+  }
+  state_ = State::kReply;
+  return write_reply();
+}
+
+TcpServerLane::Progress TcpServerLane::write_reply() {
+  while (!writer_.done()) {
+    const Step step = writer_.step(fd());
+    if (step.kind == Step::kBlocked) {
+      // Requests wait until the client has taken this answer.
+      watch(EPOLLOUT);
+      return Progress::kBlocked;
+    }
+    if (step.kind != Step::kMoved) return Progress::kBroken;
+  }
+  checker_.reset();
+  engine_.stats.served_read_bytes.fetch_add(request_.payload_bytes, std::memory_order_relaxed);
+  state_ = State::kHead;
+  watch(EPOLLIN);
+  return Progress::kMore;
+}
+
+void TcpServerLane::drop_region(const Region &region) {
+  std::lock_guard lock(mutex_);
+  if (closed_ || !checker_.pins(region)) return;
+  const uint8_t *low = region.base, *high = region.base + region.length;
+  if (state_ == State::kReply) {
+    if (writer_.touches(low, high)) close_locked();
+    return;
+  }
+  reader_.discard(low, high);
+  for (uint32_t i = 0; i < addresses_.size(); ++i) {
+    if (addresses_[i] == nullptr || addresses_[i] < low || addresses_[i] >= high) continue;
+    addresses_[i] = nullptr;
+    failed_.push_back({i, MP_REGION_RELEASED});
+  }
+  std::sort(failed_.begin(), failed_.end(), [](const auto &a, const auto &b) { return a.desc < b.desc; });
+  // Other regions of the request are still being written, but their pins go with this lane's lock held: a release of
+  // theirs comes through here as well.
+  checker_.unpin(region);
+}
+
+}  // namespace moonpool

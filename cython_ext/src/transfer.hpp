@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// One batch to one peer: its descriptors, what became of each, and how waiters learn of it.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "region.hpp"
+#include "status.hpp"
+
+namespace moonpool {
+
+class Link;
+class Peer;
+
+// A piece of work a link moves in one go: adjacent items merged, large items split at the slice size.
+struct Desc {
+  uint8_t *local;
+  uint64_t key;     // remote region
+  uint64_t offset;  // in it
+  uint64_t length;
+  uint32_t item;   // first item it belongs to
+  uint32_t items;  // how many it covers
+};
+
+class Transfer : public std::enable_shared_from_this<Transfer> {
+ public:
+  Transfer(std::shared_ptr<Peer> peer, mp_op op, bool digest, int64_t deadline_ns);
+  ~Transfer();
+
+  // ---- set before it is submitted, constant afterwards
+  const std::shared_ptr<Peer> peer;
+  const mp_op op;
+  const bool digest;
+  const int64_t deadline_ns;
+  size_t count = 0;
+  uint64_t bytes = 0;
+  std::vector<Desc> descs;
+  std::vector<uint8_t> rejected;  // per item, empty when every item was good
+  Error rejection;                // why the first rejected item was
+  std::vector<std::shared_ptr<Region>> locals;  // each with a use counted
+  std::string notify;
+  bool has_notify = false;
+  // The lane that took the latest slice, for a waiter that wants to drive it. Only compared, never followed.
+  std::atomic<const void *> driver{nullptr};
+  Id128 target_incarnation{};  // the incarnation that its remote handles name
+
+  // Once, after everything above is set.
+  void arm();
+
+  // ---- called by links and the peer
+  void set_link(std::shared_ptr<Link> link);
+  // Every descriptor is reported once, through one of these two. `digests`: one per descriptor or nullptr.
+  void descs_done(uint32_t begin, uint32_t end, const uint64_t *digests);
+  void descs_failed(uint32_t begin, uint32_t end, const Error &error);
+  // Without descriptors to move (all resolved before): goes on to the notification and the end.
+  void notify_done(const Error &error);
+  bool stopping() const { return stopping_.load(std::memory_order_acquire); }
+  Error stop_cause() const;
+
+  // ---- called by anyone
+  // Ends it early. Returns at once; the state is UNSETTLED while something may still write its buffers.
+  void stop(const Error &cause);
+  bool finished() const { return state_.load(std::memory_order_acquire) != MP_RUNNING; }
+  mp_transfer_state state() const { return static_cast<mp_transfer_state>(state_.load(std::memory_order_acquire)); }
+  mp_status wait(int64_t timeout_ns, bool settled);
+  Error error() const;
+  void item_status(uint8_t *out, size_t n) const;
+  void digests(uint64_t *out, size_t n) const;
+  void set_eventfd(int fd);
+
+ private:
+  friend class TransferList;
+
+
+  void resolved(uint32_t n);
+  void finish();
+  void set_state_locked(mp_transfer_state state);
+  mp_transfer_state outcome_locked() const;
+  static bool settled_state(int state) { return state != MP_RUNNING && state != MP_UNSETTLED; }
+
+  std::atomic<uint32_t> pending_;  // descriptors not reported yet
+  std::atomic<bool> failed_{false};
+  std::atomic<bool> stopping_{false};
+  std::atomic<int> state_{MP_RUNNING};
+  std::vector<uint8_t> desc_status_;
+  std::vector<uint64_t> desc_digests_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::shared_ptr<Link> link_;
+  Error first_error_, stop_cause_;
+  bool notified_ = false;
+  int event_fd_ = -1;
+  std::vector<uint8_t> item_status_;  // filled when it ends with a failure
+
+  // Its place in the engine's list of running transfers; the list's lock guards these.
+  Transfer *previous_ = nullptr, *next_ = nullptr;
+  std::shared_ptr<Transfer> keep_;  // a running transfer lives without a handle
+};
+
+// The running transfers of an engine: what keeps them alive, and where deadlines are looked up.
+class TransferList {
+ public:
+  void add(const std::shared_ptr<Transfer> &transfer);
+  // nullptr when it is not in the list (any more).
+  std::shared_ptr<Transfer> remove(Transfer &transfer);
+  std::vector<std::shared_ptr<Transfer>> all() const;
+  // Those whose deadline has passed and that were not stopped for it yet; `*next` is the earliest deadline of the others.
+  std::vector<std::shared_ptr<Transfer>> expired(int64_t now, int64_t *next) const;
+  size_t size() const;
+
+ private:
+  mutable std::mutex mutex_;
+  Transfer *first_ = nullptr;
+  size_t size_ = 0;
+};
+
+}  // namespace moonpool

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "work_queue.hpp"
+
+#include <algorithm>
+
+namespace moonpool {
+
+bool WorkQueue::push(const std::shared_ptr<Transfer> &transfer, uint64_t slice_bytes) {
+  const auto descs = static_cast<uint32_t>(transfer->descs.size());
+  const bool single = transfer->bytes <= slice_bytes && descs <= descs_max_;
+  std::lock_guard lock(mutex_);
+  if (closed_) return false;
+  (single ? small_ : large_).push_back({{transfer, 0, descs, transfer->bytes, 0}, slice_bytes});
+  return true;
+}
+
+bool WorkQueue::push_front(Work work) {
+  std::lock_guard lock(mutex_);
+  if (closed_) return false;
+  const uint64_t bytes = work.bytes;
+  small_.push_front({std::move(work), bytes});
+  return true;
+}
+
+void WorkQueue::carve(Entry &entry, Work *work) {
+  Work &rest = entry.rest;
+  const std::vector<Desc> &descs = rest.transfer->descs;
+  work->transfer = rest.transfer;
+  work->begin = rest.begin;
+  work->attempts = rest.attempts;
+  work->bytes = 0;
+  uint32_t end = rest.begin;
+  do {
+    work->bytes += descs[end].length;
+    ++end;
+  } while (end < rest.end && end - rest.begin < descs_max_ && work->bytes + descs[end].length <= entry.slice_bytes);
+  work->end = end;
+  rest.begin = end;
+  rest.bytes -= work->bytes;
+}
+
+bool WorkQueue::pull(Work *work) {
+  std::lock_guard lock(mutex_);
+  std::deque<Entry> *queue = &small_;
+  if (small_.empty() || (small_in_a_row_ >= 4 && !large_.empty())) queue = &large_;
+  if (queue->empty()) return false;
+  small_in_a_row_ = queue == &small_ ? small_in_a_row_ + 1 : 0;
+  Entry &entry = queue->front();
+  carve(entry, work);
+  if (entry.rest.begin == entry.rest.end) queue->pop_front();
+  return true;
+}
+
+std::vector<Work> WorkQueue::remove(const Transfer &transfer) {
+  std::vector<Work> removed;
+  std::lock_guard lock(mutex_);
+  for (std::deque<Entry> *queue : {&small_, &large_}) {
+    for (auto it = queue->begin(); it != queue->end();) {
+      if (it->rest.transfer.get() == &transfer) {
+        removed.push_back(std::move(it->rest));
+        it = queue->erase(it);
+      } else {
+        ++it;
+      }
+    }
+  }
+  return removed;
+}
+
+std::vector<Work> WorkQueue::close() {
+  std::vector<Work> left;
+  std::lock_guard lock(mutex_);
+  closed_ = true;
+  for (std::deque<Entry> *queue : {&small_, &large_}) {
+    for (Entry &entry : *queue) left.push_back(std::move(entry.rest));
+    queue->clear();
+  }
+  return left;
+}
+
+bool WorkQueue::empty() const {
+  std::lock_guard lock(mutex_);
+  return small_.empty() && large_.empty();
+}
+
+}  // namespace moonpool

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// Descriptors that no lane has taken yet. Idle lanes carve the next slice off it.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "transfer.hpp"
+
+namespace moonpool {
+
+// Descriptors [begin, end) of one transfer.
+struct Work {
+  std::shared_ptr<Transfer> transfer;
+  uint32_t begin = 0;
+  uint32_t end = 0;
+  uint64_t bytes = 0;
+  uint32_t attempts = 0;
+};
+
+class WorkQueue {
+ public:
+  // `descs_max`: of one slice.
+  explicit WorkQueue(uint32_t descs_max) : descs_max_(descs_max) {}
+
+  // False when the queue was closed.
+  bool push(const std::shared_ptr<Transfer> &transfer, uint64_t slice_bytes);
+  // What a broken lane gives back goes first.
+  bool push_front(Work work);
+  // The next slice, or false. Single-slice transfers overtake large ones, but never more than four in a row.
+  bool pull(Work *work);
+  // Everything queued for `transfer`, in pieces.
+  std::vector<Work> remove(const Transfer &transfer);
+  std::vector<Work> close();
+  bool empty() const;
+
+ private:
+  struct Entry {
+    Work rest;
+    uint64_t slice_bytes;
+  };
+  void carve(Entry &entry, Work *work);
+
+  const uint32_t descs_max_;
+  mutable std::mutex mutex_;
+  std::deque<Entry> small_, large_;
+  unsigned small_in_a_row_ = 0;
+  bool closed_ = false;
+};
+
+}  // namespace moonpool
