@@ -51,6 +51,7 @@ class Listener:
 def copy_run(
     destination: Descriptors,
     source: Descriptors,
+    threads: int,
     duration_ns: int,
     stop: Buffer | None,
     next_batch: Buffer,

@@ -54,8 +54,8 @@ cdef extern from "limits_api.h" nogil:
     mpl_status mpl_client_run(mpl_link *, const mpl_list *, mpl_op, mpl_mode, int64_t, const int32_t *, uint64_t *,
                               mpl_result *, mpl_error *)
     mpl_status mpl_server_run(mpl_link *, const mpl_list *, mpl_op, mpl_mode, uint32_t, uint64_t *, mpl_error *)
-    mpl_status mpl_copy_run(const mpl_list *, const mpl_list *, int64_t, const int32_t *, uint64_t *, mpl_result *,
-                            mpl_error *)
+    mpl_status mpl_copy_run(const mpl_list *, const mpl_list *, size_t, int64_t, const int32_t *, uint64_t *,
+                            mpl_result *, mpl_error *)
 
 
 TOKEN_BYTES = MPL_TOKEN_BYTES
@@ -293,8 +293,8 @@ cdef class Listener:
         self.close()
 
 
-def copy_run(Descriptors destination not None, Descriptors source not None, int64_t duration_ns,
-             const int32_t[::1] stop, uint64_t[::1] next_batch, int64_t[::1] samples):
+def copy_run(Descriptors destination not None, Descriptors source not None, size_t threads,
+             int64_t duration_ns, const int32_t[::1] stop, uint64_t[::1] next_batch, int64_t[::1] samples):
     """memcpy descriptor by descriptor; return (window_ns, batches, bytes, samples kept)."""
     cdef mpl_result result
     cdef mpl_error error
@@ -303,6 +303,6 @@ def copy_run(Descriptors destination not None, Descriptors source not None, int6
     cdef uint64_t *progress = _progress_pointer(next_batch, source._list.streams)
     _samples_room(&result, samples)
     with nogil:
-        status = mpl_copy_run(&destination._list, &source._list, duration_ns, stop_at, progress, &result, &error)
+        status = mpl_copy_run(&destination._list, &source._list, threads, duration_ns, stop_at, progress, &result, &error)
     _check(status, &error)
     return result.window_ns, result.batches, result.bytes, result.samples_count

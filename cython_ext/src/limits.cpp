@@ -116,37 +116,28 @@ mpl_status mpl_server_run(mpl_link *link, const mpl_list *list, mpl_op op, mpl_m
   });
 }
 
-mpl_status mpl_copy_run(const mpl_list *destination, const mpl_list *source, int64_t duration_ns, const int32_t *stop,
-                        uint64_t *next_batch, mpl_result *result, mpl_error *error) {
+mpl_status mpl_copy_run(const mpl_list *destination, const mpl_list *source, size_t threads, int64_t duration_ns,
+                        const int32_t *stop, uint64_t *next_batch, mpl_result *result, mpl_error *error) {
   if (const mpl_status status = check_list(destination, error); status != MPL_OK) return status;
   if (const mpl_status status = check_list(source, error); status != MPL_OK) return status;
   if (next_batch == nullptr || destination->count != source->count || destination->batch != source->batch ||
-      destination->streams != source->streams)
+      destination->streams != source->streams ||
+      !std::equal(source->lengths, source->lengths + source->count, destination->lengths))
     return fail(error, MPL_INVALID, 0, "source and destination are not cut alike");
+  if (threads < source->streams || threads > MPL_CONNECTIONS_MAX)
+    return fail(error, MPL_INVALID, 0, "%zu threads cannot serve %zu streams", threads, source->streams);
   return guarded(error, [&] {
     const Work work{MPL_WRITE, MPL_ACKED, duration_ns, stop};
-    std::deque<Outcome> outcomes;
+    const size_t width = connections_used(*source, threads / source->streams);
+    std::deque<CopyStream> streams;
     Crew crew;
     for (size_t i = 0; i < source->streams; ++i) {
-      Outcome &outcome = outcomes.emplace_back(samples_each(*result, *source));
-      crew.add([&work, &outcome, source, destination, walk = Walk(*source, i), next = next_batch[i]]() mutable {
-        outcome.begin_ns = outcome.end_ns = now_ns();
-        do {
-          const size_t begin = walk.batch_begin(next++);
-          for (size_t d = begin; d < begin + source->batch; ++d)
-            std::memcpy(static_cast<char *>(destination->memory) + destination->offsets[d],
-                        static_cast<const char *>(source->memory) + source->offsets[d],
-                        static_cast<size_t>(source->lengths[d]));
-          const int64_t at_ns = now_ns();
-          outcome.samples.add(at_ns - outcome.end_ns);
-          outcome.end_ns = at_ns;
-          ++outcome.batches;
-        } while (outcome.end_ns - outcome.begin_ns < work.duration_ns && !work.stopped());
-      });
+      streams.emplace_back(work, *destination, Walk(*source, i), next_batch[i], width, samples_each(*result, *source));
+      streams.back().staff(crew);
     }
     crew.run();
     collect(
-        *source, [&](size_t i) -> const Outcome & { return outcomes[i]; }, next_batch, result);
+        *source, [&](size_t i) -> const Outcome & { return streams[i].outcome(); }, next_batch, result);
     return MPL_OK;
   });
 }

@@ -98,9 +98,10 @@ mpl_status mpl_client_run(mpl_link *link, const mpl_list *list, mpl_op op, mpl_m
 mpl_status mpl_server_run(mpl_link *link, const mpl_list *list, mpl_op op, mpl_mode mode, uint32_t runs,
                           uint64_t *next_batch, mpl_error *error);
 
-/* memcpy of every descriptor of `source` to the same one of `destination`, one thread per stream. */
-mpl_status mpl_copy_run(const mpl_list *destination, const mpl_list *source, int64_t duration_ns, const int32_t *stop,
-                        uint64_t *next_batch, mpl_result *result, mpl_error *error);
+/* memcpy of every descriptor of `source` to the same one of `destination`. `threads` are divided evenly among the
+ * streams; a batch is cut over several where it would be cut over several connections. */
+mpl_status mpl_copy_run(const mpl_list *destination, const mpl_list *source, size_t threads, int64_t duration_ns,
+                        const int32_t *stop, uint64_t *next_batch, mpl_result *result, mpl_error *error);
 
 #ifdef __cplusplus
 }

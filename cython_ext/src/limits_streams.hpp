@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One user thread's worth of work on either side of a raw-socket run.
+// What the threads of a run do: one stream is one user thread's worth of work, on either side.
 #pragma once
 
 #include <deque>
@@ -60,77 +60,56 @@ struct Outcome {
   Samples samples;
 };
 
-class ClientStream {
+// One user thread's batches, one after the other, each cut over `width` threads that meet after every batch.
+class PacedStream {
  public:
-  ClientStream(const Work &work, const Walk &walk, uint64_t next_batch, std::vector<Lane> lanes, Failure &failure,
-               size_t samples_capacity)
+  PacedStream(const Work &work, const Walk &walk, uint64_t next_batch, size_t width, size_t samples_capacity)
       : work_(work),
         walk_(walk),
         next_(next_batch),
-        lanes_(std::move(lanes)),
-        failure_(failure),
-        gate_(static_cast<uint32_t>(lanes_.size() - 1)),
-        ended_(lanes_.size(), 0),
+        width_(width),
+        gate_(static_cast<uint32_t>(width - 1)),
         outcome_(samples_capacity) {}
+  virtual ~PacedStream() = default;
 
-  void staff(Crew &crew) {
-    for (size_t index = 0; index < lanes_.size(); ++index) {
-      crew.add([this, index] {
-        if (work_.mode == MPL_STREAM) {
-          flow(index);
-        } else if (index == 0) {
-          lead();
-        } else {
-          help(index);
-        }
-      });
-    }
+  virtual void staff(Crew &crew) {
+    crew.add([this] { lead(); });
+    for (size_t index = 1; index < width_; ++index) crew.add([this, index] { help(index); });
   }
+  virtual const Outcome &outcome() { return outcome_; }
 
-  const Outcome &outcome() {
-    if (work_.mode == MPL_STREAM) outcome_.end_ns = *std::max_element(ended_.begin(), ended_.end());
-    return outcome_;
-  }
+ protected:
+  // Moves share `index` of batch next_. False: the run has failed.
+  virtual bool move(size_t index) = 0;
+  virtual bool failed() const = 0;
+  // The last words of thread `index`, outside the window.
+  virtual void finish(size_t index) = 0;
+
+  const Work &work_;
+  Walk walk_;
+  uint64_t next_;
+  size_t width_;
 
  private:
-  Pieces share(size_t index, uint64_t batch) const {
-    return {*walk_.list, share_of(walk_, batch, index, lanes_.size())};
-  }
-  Pieces nothing() const { return {*walk_.list, Share{}}; }
-
-  bool exchange(size_t index) {
-    Header header = work_.header(Header::kBatch, next_);
-    Lane &lane = lanes_[index];
-    if (work_.op == MPL_WRITE) return lane.send(header, share(index, next_)) && lane.receive_byte();
-    return lane.send(header, nothing()) && lane.receive_pieces(share(index, next_));
-  }
-
-  bool finish(size_t index) {
-    Header header = work_.header(Header::kEnd, next_);
-    return lanes_[index].send(header, nothing()) && lanes_[index].receive_byte();
-  }
-
-  // MPL_ACKED: the thread of the first connection counts and keeps the time, the others follow it batch by batch.
+  // The first thread counts and keeps the time, the others follow it batch by batch.
   void lead() {
-    const bool alone = lanes_.size() == 1;
-    outcome_.begin_ns = now_ns();
-    int64_t before_ns = outcome_.begin_ns;
+    const bool alone = width_ == 1;
+    outcome_.begin_ns = outcome_.end_ns = now_ns();
     for (bool more = true; more;) {
       if (!alone) gate_.release();
-      const bool done = exchange(0);
+      const bool done = move(0);
       if (!alone) gate_.wait_for_helpers();
-      if (!done || failure_.failed()) break;
+      if (!done || failed()) break;
       const int64_t at_ns = now_ns();
-      outcome_.samples.add(at_ns - before_ns);
-      before_ns = at_ns;
+      outcome_.samples.add(at_ns - outcome_.end_ns);
+      outcome_.end_ns = at_ns;
       ++outcome_.batches;
       ++next_;
       more = at_ns - outcome_.begin_ns < work_.duration_ns && !work_.stopped();
     }
-    outcome_.end_ns = before_ns;
     over_ = true;
     if (!alone) gate_.release();
-    if (!failure_.failed()) finish(0);
+    if (!failed()) finish(0);
     if (!alone) gate_.wait_for_helpers();
   }
 
@@ -138,11 +117,81 @@ class ClientStream {
     for (uint32_t round = 0;; ++round) {
       gate_.wait_for_release(round);
       if (over_) break;
-      exchange(index);
+      move(index);
       gate_.arrive();
     }
-    if (!failure_.failed()) finish(index);
+    if (!failed()) finish(index);
     gate_.arrive();
+  }
+
+  Gate gate_;
+  bool over_ = false;  // published by gate_
+
+ protected:
+  Outcome outcome_;
+};
+
+class CopyStream final : public PacedStream {
+ public:
+  CopyStream(const Work &work, const mpl_list &destination, const Walk &source, uint64_t next_batch, size_t width,
+             size_t samples_capacity)
+      : PacedStream(work, source, next_batch, width, samples_capacity), destination_(destination) {}
+
+ private:
+  bool move(size_t index) override {
+    const mpl_list &source = *walk_.list;
+    Share share = share_of(walk_, next_, index, width_);
+    for (size_t d = share.first; share.bytes > 0; ++d, share.skip = 0) {
+      const uint64_t length = std::min(static_cast<uint64_t>(source.lengths[d]) - share.skip, share.bytes);
+      std::memcpy(static_cast<char *>(destination_.memory) + destination_.offsets[d] + share.skip,
+                  static_cast<const char *>(source.memory) + source.offsets[d] + share.skip, length);
+      share.bytes -= length;
+    }
+    return true;
+  }
+  bool failed() const override { return false; }
+  void finish(size_t) override {}
+
+  const mpl_list &destination_;
+};
+
+// ---------------------------------------------------------------- client
+
+class ClientStream final : public PacedStream {
+ public:
+  ClientStream(const Work &work, const Walk &walk, uint64_t next_batch, std::vector<Lane> lanes, Failure &failure,
+               size_t samples_capacity)
+      : PacedStream(work, walk, next_batch, lanes.size(), samples_capacity),
+        lanes_(std::move(lanes)),
+        failure_(failure),
+        ended_(lanes_.size(), 0) {}
+
+  void staff(Crew &crew) override {
+    if (work_.mode == MPL_ACKED) return PacedStream::staff(crew);
+    for (size_t index = 0; index < width_; ++index) crew.add([this, index] { flow(index); });
+  }
+
+  const Outcome &outcome() override {
+    if (work_.mode == MPL_STREAM) outcome_.end_ns = *std::max_element(ended_.begin(), ended_.end());
+    return outcome_;
+  }
+
+ private:
+  Pieces share(size_t index, uint64_t batch) const { return {*walk_.list, share_of(walk_, batch, index, width_)}; }
+  Pieces nothing() const { return {*walk_.list, Share{}}; }
+
+  bool move(size_t index) override {
+    Header header = work_.header(Header::kBatch, next_);
+    Lane &lane = lanes_[index];
+    if (work_.op == MPL_WRITE) return lane.send(header, share(index, next_)) && lane.receive_byte();
+    return lane.send(header, nothing()) && lane.receive_pieces(share(index, next_));
+  }
+  bool failed() const override { return failure_.failed(); }
+  void finish(size_t index) override { say_end(index); }
+
+  bool say_end(size_t index) {
+    Header header = work_.header(Header::kEnd, next_);
+    return lanes_[index].send(header, nothing()) && lanes_[index].receive_byte();
   }
 
   // MPL_STREAM: every connection on its own.
@@ -160,7 +209,7 @@ class ClientStream {
       Header header = work_.header(Header::kBatch, next_ + batch);
       if (!lanes_[index].send(header, share(index, next_ + batch))) return {};
     }
-    if (!finish(index)) return {};
+    if (!say_end(index)) return {};
     return batch;
   }
 
@@ -178,17 +227,13 @@ class ClientStream {
     }
   }
 
-  const Work &work_;
-  Walk walk_;
-  uint64_t next_;
   std::vector<Lane> lanes_;
   Failure &failure_;
-  Gate gate_;
-  bool over_ = false;  // published by gate_
   Tickets tickets_;
   std::vector<int64_t> ended_;
-  Outcome outcome_;
 };
+
+// ---------------------------------------------------------------- server
 
 class ServerStream {
  public:

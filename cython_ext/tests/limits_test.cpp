@@ -46,8 +46,11 @@ struct Side {
   Side(const Side &) = delete;
 
   void fill(uint32_t seed) {
-    std::mt19937 random(seed);
-    for (uint8_t &byte : memory) byte = static_cast<uint8_t>(random());
+    std::mt19937_64 random(seed);
+    for (size_t at = 0; at < memory.size(); at += sizeof(uint64_t)) {
+      const uint64_t word = random();
+      std::memcpy(memory.data() + at, &word, std::min(sizeof word, memory.size() - at));
+    }
   }
   bool block_equals(size_t block, const Side &other) const {
     return std::memcmp(memory.data() + offsets[block], other.memory.data() + other.offsets[block],
@@ -163,9 +166,9 @@ class LimitsRun : public testing::TestWithParam<Shape> {};
 
 TEST_P(LimitsRun, MovesEveryBlockOfTheBatchesItCounts) {
   const Shape shape = GetParam();
-  // 3000 small blocks and some that are cut: more than IOV_MAX per batch, and shares inside a block.
+  // Many small blocks and some that are cut: more than IOV_MAX per batch, and shares inside a block.
   std::vector<int64_t> lengths = random_lengths(6000, 700, 7);
-  for (size_t i = 0; i < lengths.size(); i += 500) lengths[i] = 1'500'000;
+  for (size_t i = 0; i < lengths.size(); i += 750) lengths[i] = 1'100'000;
   Side client(lengths, 1500, shape.streams, 1), server(lengths, 1500, shape.streams, 2);
   (shape.op == MPL_WRITE ? client : server).fill(3);
   const Ends ends(shape.connections);
@@ -376,26 +379,37 @@ TEST(LimitsConnect, EndsWhenNobodyComes) {
 }
 
 TEST(LimitsCopy, CopiesEveryBlockOfTheBatchesItCounts) {
-  const std::vector<int64_t> lengths = random_lengths(400, 5000, 5);
-  Side source(lengths, 10, 2, 1), destination(lengths, 10, 2, 2);
-  source.fill(4);
+  for (const size_t threads : {2, 6}) {
+    std::vector<int64_t> lengths = random_lengths(400, 5000, 5);
+    for (size_t i = 0; i < lengths.size(); i += 10) lengths[i] = 600'000;
+    Side source(lengths, 10, 2, 1), destination(lengths, 10, 2, 2);
+    source.fill(4);
+    mpl_result result{};
+    mpl_error error{};
+    std::array<int64_t, 16> samples{};
+    result.samples_ns = samples.data();
+    result.samples_capacity = samples.size();
+    ASSERT_EQ(mpl_copy_run(&destination.list, &source.list, threads, 0, nullptr, source.next.data(), &result, &error),
+              MPL_OK)
+        << error.message;
+    EXPECT_EQ(result.batches, 2U);
+    EXPECT_EQ(result.samples_count, 2U);
+    EXPECT_EQ(source.next, (std::vector<uint64_t>{1, 1}));
+    for (size_t block = 0; block < lengths.size(); ++block) {
+      const bool copied = block % 200 < 10;
+      EXPECT_TRUE(copied ? destination.block_equals(block, source) : destination.block_is_zero(block)) << block;
+    }
+  }
+}
+
+TEST(LimitsCopy, RefusesListsThatAreNotCutAlike) {
+  Side source({8, 8, 8, 8}, 2, 1, 1), destination({8, 8, 8, 8}, 1, 1, 1), other({8, 8, 8, 16}, 2, 1, 1);
   mpl_result result{};
   mpl_error error{};
-  std::array<int64_t, 16> samples{};
-  result.samples_ns = samples.data();
-  result.samples_capacity = samples.size();
-  ASSERT_EQ(mpl_copy_run(&destination.list, &source.list, 0, nullptr, source.next.data(), &result, &error), MPL_OK)
-      << error.message;
-  EXPECT_EQ(result.batches, 2U);
-  EXPECT_EQ(result.samples_count, 2U);
-  EXPECT_EQ(source.next, (std::vector<uint64_t>{1, 1}));
-  for (size_t block = 0; block < lengths.size(); ++block) {
-    const bool copied = block % 200 < 10;
-    EXPECT_TRUE(copied ? destination.block_equals(block, source) : destination.block_is_zero(block)) << block;
-  }
-  destination.list.batch = 5;
-  EXPECT_EQ(mpl_copy_run(&destination.list, &source.list, 0, nullptr, source.next.data(), &result, &error),
-            MPL_INVALID);
+  for (Side *wrong : {&destination, &other})
+    EXPECT_EQ(mpl_copy_run(&wrong->list, &source.list, 1, 0, nullptr, source.next.data(), &result, &error),
+              MPL_INVALID);
+  EXPECT_EQ(mpl_copy_run(&source.list, &source.list, 0, 0, nullptr, source.next.data(), &result, &error), MPL_INVALID);
 }
 
 }  // namespace
