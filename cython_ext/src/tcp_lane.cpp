@@ -173,7 +173,7 @@ bool TcpLane::start_frame_locked() {
   load_.fetch_add(work.bytes, std::memory_order_relaxed);
   work.transfer->driver.store(this, std::memory_order_relaxed);
   if (frames_.empty()) progress_at_ = now_ns();
-  frames_.push_back({std::move(work), header.id});
+  frames_.push_back({.work = std::move(work), .id = header.id, .digests = {}});
   sending_ = true;
   watch_progress_locked();
   return true;
