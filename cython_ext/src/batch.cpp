@@ -19,17 +19,16 @@ Error Batch::open(Peer &peer, const mp_batch &raw, Batch *out) {
   out->raw_ = &raw;
   out->locals_.reserve(raw.locals_count);
   for (size_t i = 0; i < raw.locals_count; ++i) {
-    if (raw.locals[i] == nullptr) return make_error(MP_INVALID_ARGUMENT, "a local region is missing");
+    if (raw.locals[i] == nullptr) {
+      out->locals_.emplace_back();
+      continue;
+    }
     const mp_region &handle = *raw.locals[i];
     if (handle.engine.get() != &peer.engine()) {
       return make_error(MP_INVALID_ARGUMENT, "region \"" + handle.region->name + "\" belongs to another engine",
                         "use regions and peers of the same engine");
     }
-    if (handle.region->released()) {
-      return make_error(MP_REGION_RELEASED, "local region \"" + handle.region->name + "\" was released",
-                        "register it again");
-    }
-    out->locals_.push_back(handle.region);
+    out->locals_.push_back(handle.region->released() ? nullptr : handle.region);
   }
   for (size_t i = 0; i < raw.remotes_count; ++i) {
     if (raw.remotes[i] == nullptr) return make_error(MP_INVALID_ARGUMENT, "a remote region is missing");
@@ -49,6 +48,10 @@ Item Batch::item(size_t i) const {
   item.status = MP_OUT_OF_RANGE;
   if (local_at >= raw_->locals_count || remote_at >= raw_->remotes_count) {
     item.status = MP_INVALID_ARGUMENT;
+    return item;
+  }
+  if (locals_[local_at] == nullptr) {
+    item.status = MP_REGION_RELEASED;
     return item;
   }
   if (local_offset < 0 || remote_offset < 0 || length <= 0) return item;
@@ -75,6 +78,11 @@ Error Batch::explain(size_t i, mp_status status) const {
   error.item = static_cast<int64_t>(i);
   if (status == MP_INVALID_ARGUMENT) {
     error.message += "its region index is beyond the batch's regions";
+    return error;
+  }
+  if (status == MP_REGION_RELEASED) {
+    error.message += "its local region was released";
+    error.hint = "register the memory again";
     return error;
   }
   const Region &local = *locals_[local_at];

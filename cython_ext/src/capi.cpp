@@ -78,6 +78,7 @@ std::shared_ptr<Transfer> make_transfer(const std::shared_ptr<Peer> &peer, mp_op
   auto transfer = std::make_shared<Transfer>(peer, op, options.digest != 0, deadline_after(deadline));
   transfer->target_incarnation = incarnation;
   for (const auto &region : locals) {
+    if (region == nullptr) continue;
     if (!region->begin_use()) {
       *error = make_error(MP_REGION_RELEASED, "local region \"" + region->name + "\" was released", "register it again");
       return nullptr;
@@ -189,9 +190,7 @@ mp_status mp_region_allocate(mp_engine *engine, uint64_t nbytes, const char *nam
     if (Error bad = usable(core)) return bad;
     std::string text;
     if (Error bad = check_name(name, &text)) return bad;
-    if (nbytes == 0 || nbytes > (uint64_t{1} << 47)) {
-      return make_error(MP_OUT_OF_RANGE, "cannot allocate " + std::to_string(nbytes) + " bytes", "ask for 1 byte or more");
-    }
+    if (nbytes == 0) return make_error(MP_OUT_OF_RANGE, "cannot allocate 0 bytes", "ask for 1 byte or more");
     void *memory = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) {
       return system_error(MP_NO_MEMORY, errno, "cannot allocate " + std::to_string(nbytes) + " bytes",

@@ -334,6 +334,7 @@ void Engine::close() {
     more = false;
     for (const auto &io : io_) more = io->drain() || more;
   }
+  for (const auto &io : io_) io->dispose();
   notifications.close();
   std::lock_guard lock(mutex_);
   closed_ = true;

@@ -50,6 +50,11 @@ void IoThread::stop() {
   }
 }
 
+void IoThread::dispose() {
+  epoll_.reset();
+  wake_.reset();
+}
+
 Error IoThread::add(const std::shared_ptr<Handler> &handler, uint32_t events) {
   {
     std::lock_guard lock(mutex_);

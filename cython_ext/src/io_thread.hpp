@@ -40,6 +40,8 @@ class IoThread {
   void stop();
   // After stop(): makes the calls that were posted and not made yet, in the caller's thread. True when there were any.
   bool drain() { return run_posted(); }
+  // After the last drain(): gives the descriptors back.
+  void dispose();
 
   // These may be called from any thread.
   Error add(const std::shared_ptr<Handler> &handler, uint32_t events);

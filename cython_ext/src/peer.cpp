@@ -199,7 +199,7 @@ Error Peer::on_message(wire::Message type, std::string_view body) {
       if (status != MP_OK) {
         error = describe(make_error(MP_NOTIFY_FULL, "the bytes arrived, but the peer did not take the notification",
                                     "let the peer call notifications() more often, or raise notifications_max there"),
-                         "control");
+                         "tcp");
       }
       transfer->notify_done(error);
       return {};
@@ -246,7 +246,7 @@ Error Peer::on_sync() {
                                      require.empty() ? "no transport that this engine may use reaches the peer"
                                                      : "the required transport \"" + require + "\" does not reach the peer",
                                      "the peer offers " + offers + "; change `transports` or `require`"),
-                          "control"));
+                          "tcp"));
     return {};
   }
   const std::shared_ptr<Link> link = transport->connect(shared_from_this());
@@ -270,7 +270,7 @@ Error Peer::on_sync() {
       transfer->descs_failed(0, static_cast<uint32_t>(transfer->descs.size()),
                              describe(make_error(MP_REGION_STALE, "the peer was restarted; its regions are new ones",
                                                  "look the region up again: peer.regions[name]"),
-                                      "control"));
+                                      "tcp"));
     } else {
       submit(transfer);
     }
@@ -302,7 +302,7 @@ void Peer::fail_connect(Error error) {
 }
 
 void Peer::on_lost(const Error &cause, bool peer_closed) {
-  const Error error = describe(cause, "control");
+  const Error error = describe(cause, "tcp");
   std::shared_ptr<Link> link;
   std::unordered_map<uint64_t, std::shared_ptr<Transfer>> notifying;
   {
@@ -369,7 +369,7 @@ void Peer::close(const Error &cause) {
     notifying.swap(notifying_);
     changed_.notify_all();
   }
-  const Error error = describe(cause, "control");
+  const Error error = describe(cause, "tcp");
   if (link != nullptr) link->shutdown(error, true);
   if (control != nullptr) control->close();
   {
@@ -487,7 +487,7 @@ Error Peer::find_region(const std::string &name, int64_t deadline_ns, mp_remote_
   error.hint = names.empty() ? "it has announced none; register one there with a name"
                              : "it has " + std::to_string(by_name_.size()) + ", among them " + names;
   lock.unlock();
-  return describe(std::move(error), "control");
+  return describe(std::move(error), "tcp");
 }
 
 std::vector<mp_remote_region> Peer::regions() const {
@@ -507,7 +507,7 @@ Error Peer::check_handle(const mp_remote_region &region) const {
                              std::string("region \"") + region.name + "\" belongs to an earlier incarnation of the peer, "
                              "or to another peer",
                              "look it up again: peer.regions[name]"),
-                  "control");
+                  "tcp");
 }
 
 void Peer::info(mp_peer_info *out) const {

@@ -186,7 +186,8 @@ MP_API size_t mp_peer_list_regions(mp_peer *peer, mp_remote_region *regions, siz
 typedef enum mp_op { MP_READ = 1, MP_WRITE = 2 } mp_op; /* READ: remote to local; WRITE: local to remote */
 
 /* `count` items as arrays. A stride of 0 repeats the first element for every item, 1 walks the array (units:
- * elements). An index of NULL uses entry 0 of its table for every item. */
+ * elements). An index of NULL uses entry 0 of its table for every item. A local that is NULL stands for a region that
+ * was released: its items get MP_REGION_RELEASED. */
 typedef struct mp_batch {
   size_t count;
   const int64_t *local_offsets;
