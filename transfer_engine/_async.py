@@ -42,19 +42,21 @@ class Waker:
     def _wake(self) -> None:
         os.eventfd_read(self._fd)
         for transfer in [transfer for transfer in self._waiting if transfer.done()]:
-            futures = self._forget(transfer)
-            for future in futures:
+            for future in self._forget(transfer):
                 if not future.done():
                     future.set_result(None)
-            futures.clear()
 
     def _forget(self, transfer: Transfer) -> list[asyncio.Future[None]]:
+        """Stop waiting for `transfer`; return the futures that did."""
         # Taken back even from a transfer that has ended: the core may not have written yet, and once this returns it
         # never will. Otherwise a write could hit a descriptor that was closed and given out again.
         transfer._set_eventfd(-1)
         with _lock:
             del transfer._waker
-        return self._waiting.pop(transfer)
+        futures = self._waiting.pop(transfer)
+        forgotten = list(futures)
+        futures.clear()
+        return forgotten
 
     def release(self) -> None:
         """Close the descriptor; the loop is closed or gone."""

@@ -318,10 +318,12 @@ class TransferEngine:
     ) -> Plan:
         """Check a batch once, for many posts of all or some of its items in either direction.
 
-        The arguments are those of `read`; `lengths` is needed.
+        The arguments are those of `read`; `lengths` is needed. The plan does not keep its regions from being
+        released: items of released regions fail when they are posted.
 
         Raises:
-            MoonpoolError: as `read` does.
+            MoonpoolError: an argument is wrong, or one of the items is: a plan is refused as a whole, and the error's
+                `item` says which one.
         """
         if remote is None:
             local = _items(local, local_offsets, remote_offsets, lengths)
@@ -353,7 +355,7 @@ class TransferEngine:
             The transfer. Its item ``i`` is the item ``indices[i]`` of the plan.
 
         Raises:
-            MoonpoolError: as `read` does; OutOfRangeError: an index is not in the plan.
+            MoonpoolError: as `read` does. An index outside the plan is a bad item.
         """
         return _native.post(self._native, Transfer, plan, _op_number(op), indices, deadline, notify, digest)
 

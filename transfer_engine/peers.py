@@ -47,9 +47,7 @@ class Peer(_native.Peer):
     A context manager that closes the connection. Thread-safe.
     """
 
-    __slots__ = ("__weakref__", "_regions")
-
-    _regions: RemoteRegions
+    __slots__ = ("__weakref__",)
 
     def __init__(self) -> None:
         raise ArgumentTypeError("a Peer cannot be made directly", hint="engine.connect('host:port')")
@@ -82,11 +80,8 @@ class Peer(_native.Peer):
     @property
     def regions(self) -> RemoteRegions:
         """The named regions the peer offers: a mapping from name to `RemoteRegion`."""
-        try:
-            return self._regions
-        except AttributeError:
-            self._regions = RemoteRegions(self)
-            return self._regions
+        # Made anew each time: a peer that kept it would be a cycle, and would live until the garbage collector runs.
+        return RemoteRegions(self)
 
     def ensure(self, timeout: float | None = None) -> None:
         """Make sure that the peer is connected; connect again if it was lost.

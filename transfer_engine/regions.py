@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any, NamedTuple
 
 from moonpool import _native
@@ -191,12 +192,22 @@ def _from_array_interface(source: Any, writable: bool) -> Memory:
     address, readonly = data
     if writable and readonly:
         raise _read_only(source)
-    item_bytes = int(interface["typestr"][2:])
+    item_bytes = _item_bytes(interface["typestr"])
     shape = tuple(interface["shape"])
     strides = interface.get("strides")
     if strides is not None and tuple(strides) != _c_strides(shape, item_bytes):
         raise _not_contiguous(type(source).__name__, "a C-contiguous copy, such as numpy.ascontiguousarray(x)")
     return Memory(None, address, math.prod(shape) * item_bytes, source)
+
+
+def _item_bytes(typestr: str) -> int:
+    # "<f8", "<M8[ns]"; numpy counts the length of texts ("<U5") in characters of four bytes.
+    digits = re.match(r"[<>|=]?[A-Za-z](\d+)", typestr)
+    if digits is None:
+        raise ArgumentTypeError(
+            f"the __array_interface__ has the typestr {typestr!r}", hint="one with a size, such as '<f4'"
+        )
+    return int(digits[1]) * (4 if "U" in typestr else 1)
 
 
 def _c_strides(shape: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:

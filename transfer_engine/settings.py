@@ -7,6 +7,7 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from moonpool.address import parse_address
 from moonpool.settings import load, setting
 from moonpool.transfer_engine.errors import ConfigError, TransportUnavailableError
 from moonpool.transfer_engine.probing import probe
@@ -129,10 +130,13 @@ class EngineSettings:
 
         Raises:
             ConfigError: an unknown name, a wrong type or unit, or an impossible value; the hint is the nearest choice.
+            AddressError: `listen` is not an address.
             TransportUnavailableError: `transports` or `require` names a transport that this build does not have.
         """
         settings = load(cls, "engine", arguments, file=file, environ=environ)
         settings._check_transports()
+        if settings.listen is not None:
+            parse_address(settings.listen)
         if settings.secret is not None and not settings.secret:
             raise ConfigError("secret is empty", hint="the cluster's secret, or no secret at all")
         return settings

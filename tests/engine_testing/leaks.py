@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a test left something of the engine behind in this process."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def threads() -> set[str]:
+    return set(os.listdir("/proc/self/task"))
+
+
+def descriptors() -> dict[str, str]:
+    """Return what each open descriptor refers to."""
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            found[entry.name] = str(entry.readlink())
+        except FileNotFoundError:  # the descriptor of the listing itself
+            continue
+    return found
+
+
+def sockets() -> int:
+    return sum(target.startswith("socket:") for target in descriptors().values())
+
+
+def eventually(condition: Callable[[], bool], timeout: float = 20.0) -> bool:
+    """Return whether `condition` became true in time. For what another thread or process is about to do."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+@contextmanager
+def nothing_left_behind() -> Iterator[None]:
+    """Check that the threads and descriptors of this process are at the end what they were at the start."""
+    gc.collect()
+    threads_before, descriptors_before = threads(), descriptors()
+    yield
+    gc.collect()
+    # The kernel takes a moment to remove a thread that was joined.
+    eventually(lambda: threads() <= threads_before, timeout=5.0)
+    assert threads() <= threads_before, "threads left behind"
+    left = {fd: target for fd, target in descriptors().items() if descriptors_before.get(fd) != target}
+    assert not left, f"descriptors left behind: {left}"

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Targets in other processes: `engine_testing.target` started, asked and killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+_TESTS = str(Path(__file__).parents[1])
+
+
+class Target:
+    """An engine in another process. Every call is answered or fails within `timeout` seconds.
+
+    Args:
+        regions: name -> length of the regions it allocates, filled with `pattern`.
+        options: keyword arguments of its `TransferEngine`.
+    """
+
+    def __init__(self, regions: dict[str, int] | None = None, *, timeout: float = 60.0, **options: Any) -> None:
+        self._timeout = timeout
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "engine_testing.target", json.dumps({"regions": regions or {}, "options": options})],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([_TESTS, os.environ.get("PYTHONPATH", "")])},
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        ready = self._read()
+        self.address: str = ready["address"]
+        self.incarnation: str = ready["incarnation"]
+        self.pid = self._process.pid
+
+    def ask(self, command: str, **arguments: Any) -> Any:
+        """Run one of the commands of `engine_testing.target` there, and return its answer."""
+        self._stdin.write(json.dumps({"command": command, **arguments}) + "\n")
+        self._stdin.flush()
+        return self._read()
+
+    def pause(self) -> None:
+        """Stop the process as a whole; its sockets stay open and silent."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End it without any farewell."""
+        self._process.kill()
+        self._process.wait(self._timeout)
+
+    def close(self) -> int:
+        """End it in an orderly way if it is still there, and return its exit status."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGCONT)
+            self._stdin.close()
+            try:
+                self._process.wait(self._timeout)
+            except subprocess.TimeoutExpired:
+                self.kill()
+                raise
+        if not self._stdin.closed:
+            self._stdin.close()
+        self._stdout.close()
+        return self._process.returncode
+
+    def __enter__(self) -> Target:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        status = self.close()
+        if kind is None:
+            assert status in (0, -signal.SIGKILL), f"target ended with status {status}"
+
+    def _read(self) -> Any:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._stdout, selectors.EVENT_READ)
+            if not selector.select(self._timeout):
+                self.kill()
+                raise TimeoutError("the target did not answer")
+        line = self._stdout.readline()
+        if not line:
+            raise ConnectionError(f"the target ended with status {self._process.wait(self._timeout)}")
+        answer = json.loads(line)
+        if isinstance(answer, dict) and "failure" in answer:
+            raise RuntimeError(f"in the target: {answer['failure']}")
+        return answer

@@ -1,0 +1,647 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads and writes over every transport: what they move, what they say about each item, and how they end."""
+
+from __future__ import annotations
+
+import array
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from engine_testing.fixtures import OpenEngine, Pair
+from engine_testing.leaks import eventually
+from engine_testing.networks import relay
+from engine_testing.patterns import fill, pattern
+from engine_testing.processes import Target
+
+from moonpool.transfer_engine import (
+    ArgumentTypeError,
+    BatchError,
+    ClosedError,
+    DeadlineError,
+    InvalidArgumentError,
+    OutOfRangeError,
+    RegionBusyError,
+    RegionReadOnlyError,
+    RegionReleasedError,
+    Status,
+    Transfer,
+    TransferCancelledError,
+    TransferState,
+    WaitTimeoutError,
+    digest,
+)
+
+# -------------------------------------------------------------------- moving bytes
+
+
+def test_read_brings_the_bytes_of_the_peer(pair: Pair) -> None:
+    fill(pair.region)
+    transfer = pair.client.read(pair.peer, pair.local, pair.remote)
+    assert transfer.wait() is transfer
+    assert bytes(pair.local) == pattern(pair.local.nbytes)
+    assert bytes(pair.region) == pattern(pair.local.nbytes)
+
+
+def test_write_puts_the_bytes_at_the_peer(pair: Pair) -> None:
+    fill(pair.local)
+    pair.client.write(pair.peer, pair.local, pair.remote).wait()
+    assert bytes(pair.region) == pattern(pair.local.nbytes)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4095, 4097, (1 << 20) - 1, (5 << 20) + 3])
+def test_odd_lengths_touch_nothing_else(open_pair: Any, transport: str, length: int) -> None:
+    pair: Pair = open_pair(transport, nbytes=6 << 20)
+    fill(pair.region)
+    pair.client.read(pair.peer, pair.local, pair.remote, 7, 13, length).wait()
+    got = bytes(pair.local)
+    assert got[7 : 7 + length] == pattern(6 << 20)[13 : 13 + length]
+    assert not any(got[:7])
+    assert not any(got[7 + length :])
+    fill(pair.local, seed=1)
+    pair.client.write(pair.peer, pair.local, pair.remote, 11, 17, length).wait()
+    expected = bytearray(pattern(6 << 20))
+    expected[17 : 17 + length] = pattern(6 << 20, seed=1)[11 : 11 + length]
+    assert bytes(pair.region) == bytes(expected)
+
+
+def test_a_large_transfer_over_several_lanes(open_pair: Any) -> None:
+    pair: Pair = open_pair("tcp", nbytes=64 << 20, lanes=4)
+    fill(pair.region)
+    pair.client.read(pair.peer, pair.local, pair.remote).wait()
+    assert bytes(pair.local) == pattern(64 << 20)
+
+
+def test_between_two_processes(open_engine: OpenEngine) -> None:
+    client = open_engine(listen=None)
+    with Target({"kv": 8 << 20}) as target:
+        peer = client.connect(target.address)
+        assert peer.path == "tcp"
+        local = client.allocate(8 << 20)
+        client.read(peer, local, peer.regions["kv"]).wait()
+        assert bytes(local) == pattern(8 << 20)
+        fill(local, seed=2)
+        client.write(peer, local, peer.regions["kv"], digest=True).wait()
+        assert target.ask("content", name="kv", offset=1000, length=64) == pattern(8 << 20, seed=2)[1000:1064].hex()
+        peer.close()
+
+
+def test_lengths_none_is_the_rest_of_the_source(pair: Pair) -> None:
+    fill(pair.region)
+    pair.client.read(pair.peer, pair.local, pair.remote, 0, 1000).wait()
+    assert bytes(memoryview(pair.local)[: (1 << 16) - 1000]) == pattern(1 << 16)[1000:]
+    small = pair.client.allocate(100)
+    fill(small, seed=3)
+    pair.client.write(pair.peer, small, pair.remote, 10, 5).wait()
+    assert bytes(memoryview(pair.region)[5:95]) == pattern(100, seed=3)[10:]
+
+
+def test_lengths_none_never_cuts_off(pair: Pair) -> None:
+    """A destination that is too small is an error, not a shorter transfer."""
+    with pytest.raises(OutOfRangeError):
+        pair.client.read(pair.peer, pair.client.allocate(100), pair.remote)
+    with pytest.raises(OutOfRangeError):
+        pair.client.write(pair.peer, pair.client.allocate(1 << 17), pair.remote)
+    with pytest.raises(OutOfRangeError):
+        pair.client.read(pair.peer, pair.local, pair.remote, 0, 1 << 16)
+
+
+def test_reading_and_writing_at_once_from_many_threads(open_pair: Any, transport: str) -> None:
+    pair: Pair = open_pair(transport, nbytes=1 << 20)
+    fill(pair.region)
+    bad: list[int] = []
+
+    def work(index: int) -> None:
+        rng = np.random.default_rng(index)
+        local = pair.client.allocate(1 << 16)
+        expected = pattern(1 << 20)
+        for _ in range(100):
+            offset = int(rng.integers(0, (1 << 20) - 4096))
+            length = int(rng.integers(1, 4096))
+            pair.client.read(pair.peer, local, pair.remote, 0, offset, length).wait()
+            if bytes(memoryview(local)[:length]) != expected[offset : offset + length]:
+                bad.append(index)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not bad
+
+
+# -------------------------------------------------------------------- forms of a batch
+
+
+def strided(values: list[int]) -> np.ndarray:
+    wide = np.zeros((len(values), 3), dtype=np.int64)
+    wide[:, 1] = values
+    return wide[:, 1]
+
+
+def unaligned(values: list[int]) -> np.ndarray:
+    raw = np.frombuffer(b"\0" + np.array(values, dtype=np.int64).tobytes(), dtype=np.uint8)
+    return raw[1:].view(np.int64)
+
+
+FORMS: dict[str, Callable[[list[int]], Any]] = {
+    "int64": lambda values: np.array(values, dtype=np.int64),
+    "uint64": lambda values: np.array(values, dtype=np.uint64),
+    "int32": lambda values: np.array(values, dtype=np.int32),
+    "uint32": lambda values: np.array(values, dtype=np.uint32),
+    "int16": lambda values: np.array(values, dtype=np.int16),
+    "uint16": lambda values: np.array(values, dtype=np.uint16),
+    "explicit little-endian": lambda values: np.array(values, dtype="<i4"),
+    "strided": strided,
+    "negative stride": lambda values: np.array(values[::-1], dtype=np.int64)[::-1],
+    "unaligned": unaligned,
+    "array.array": lambda values: array.array("q", values),
+    "memoryview": lambda values: memoryview(array.array("l", values)),
+    "list": list,
+    "tuple": tuple,
+    "list of numpy ints": lambda values: [np.int64(value) for value in values],
+}
+OFFSETS = [0, 12_288, 4096, 8192]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_offsets_in_any_form(pair: Pair, form: str) -> None:
+    fill(pair.region)
+    local_offsets, remote_offsets, lengths = OFFSETS, OFFSETS[::-1], [4096, 1000, 1, 4095]
+    make = FORMS[form]
+    pair.client.read(
+        pair.peer, pair.local, pair.remote, make(local_offsets), make(remote_offsets), make(lengths)
+    ).wait()
+    expected = bytearray(1 << 16)
+    for local, remote, length in zip(local_offsets, remote_offsets, lengths, strict=True):
+        expected[local : local + length] = pattern(1 << 16)[remote : remote + length]
+    assert bytes(pair.local) == bytes(expected)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+def test_bytes_as_offsets(pair: Pair, dtype: Any) -> None:
+    fill(pair.region)
+    offsets = np.array([0, 64, 100], dtype=dtype)
+    pair.client.read(pair.peer, pair.local, pair.remote, offsets, offsets, np.int16(10)).wait()
+    assert bytes(memoryview(pair.local)[100:110]) == pattern(1 << 16)[100:110]
+
+
+def test_scalars_and_arrays_mix(pair: Pair) -> None:
+    fill(pair.region)
+    transfer = pair.client.read(pair.peer, pair.local, pair.remote, np.arange(4) * 100, 0, 100).wait()
+    assert len(transfer) == 4
+    assert bytes(memoryview(pair.local)[:400]) == pattern(1 << 16)[:100] * 4
+
+
+@pytest.mark.parametrize("number", [np.int64(64), np.uint8(64), np.array(64), np.array(64, dtype=np.int16)])
+def test_numpy_scalars(pair: Pair, number: Any) -> None:
+    fill(pair.region)
+    transfer = pair.client.read(pair.peer, pair.local, pair.remote, number, number, number).wait()
+    assert len(transfer) == 1
+    assert bytes(memoryview(pair.local)[64:128]) == pattern(1 << 16)[64:128]
+    pair.client.read(pair.peer, pair.local, pair.remote, 0, number).wait()
+
+
+def test_a_list_of_items_over_several_regions(pair: Pair) -> None:
+    other_region = pair.server.allocate(8192, name="other")
+    other = pair.peer.regions.wait("other", 10.0)
+    fill(pair.region)
+    fill(other_region, seed=1)
+    second = pair.client.allocate(8192)
+    items = [
+        (pair.local, 0, pair.remote, 100, 50),
+        (second, 10, other, 0, 60),
+        (pair.local, np.int64(200), other, 8000, 192),
+        [second, 4000, pair.remote, 0, 1],
+    ]
+    pair.client.read(pair.peer, items).wait()
+    assert bytes(memoryview(pair.local)[:50]) == pattern(1 << 16)[100:150]
+    assert bytes(memoryview(second)[10:70]) == pattern(8192, seed=1)[:60]
+    assert bytes(memoryview(pair.local)[200:392]) == pattern(8192, seed=1)[8000:]
+    assert bytes(memoryview(second)[4000:4001]) == pattern(1)
+    pair.client.write(pair.peer, iter(items[:1])).wait()
+    pair.client.write(pair.peer, tuple(items[:1])).wait()
+
+
+@pytest.mark.parametrize(
+    ("offsets", "error"),
+    [
+        (1.5, ArgumentTypeError),
+        ("0", ArgumentTypeError),
+        (None, ArgumentTypeError),
+        (True, ArgumentTypeError),
+        (object(), ArgumentTypeError),
+        ({1, 2}, ArgumentTypeError),
+        (np.array([0.0, 1.0]), ArgumentTypeError),
+        (np.array([True, False]), ArgumentTypeError),
+        (np.array(["a"]), ArgumentTypeError),
+        (np.array([1, 2], dtype=object), ArgumentTypeError),
+        (np.array([1, 2], dtype=">i8"), ArgumentTypeError),
+        (np.array([1], dtype="datetime64[s]"), ArgumentTypeError),
+        (np.zeros((2, 2), dtype=np.int64), InvalidArgumentError),
+        ([1, "2"], ArgumentTypeError),
+        ([1, True], ArgumentTypeError),
+        ([[1]], ArgumentTypeError),
+        (1 << 63, OutOfRangeError),
+        (-(1 << 70), OutOfRangeError),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_offsets_of_a_wrong_kind(open_pair: Any, offsets: Any, error: type[Exception], place: int) -> None:
+    pair: Pair = open_pair("local")
+    arguments = [0, 0, 4]
+    if place == 2 and offsets is None:
+        return  # that is "the rest"
+    arguments[place] = offsets
+    with pytest.raises(error) as caught:
+        pair.client.read(pair.peer, pair.local, pair.remote, *arguments)
+    assert ("local_offsets", "remote_offsets", "lengths")[place] in str(caught.value)
+    assert caught.value.hint  # type: ignore[attr-defined]
+
+
+def test_arrays_of_different_lengths(open_pair: Any) -> None:
+    pair: Pair = open_pair("local")
+    with pytest.raises(InvalidArgumentError, match=r"local_offsets has 3 entries, lengths has 2"):
+        pair.client.read(pair.peer, pair.local, pair.remote, np.arange(3), 0, np.ones(2, dtype=np.int64))
+
+
+def test_an_empty_batch(pair: Pair) -> None:
+    with pytest.raises(InvalidArgumentError):
+        pair.client.read(pair.peer, pair.local, pair.remote, np.zeros(0, dtype=np.int64), 0, 64)
+    with pytest.raises(InvalidArgumentError):
+        pair.client.read(pair.peer, [])
+
+
+@pytest.mark.parametrize(
+    ("local", "remote", "what"),
+    [
+        (lambda pair: bytearray(64), lambda pair: pair.remote, "local"),
+        (lambda pair: pair.local, lambda pair: pair.region, "remote"),
+        (lambda pair: pair.local, lambda pair: "kv", "remote"),
+        (lambda pair: pair.remote, lambda pair: pair.local, "local"),
+    ],
+)
+def test_what_is_no_region(open_pair: Any, local: Any, remote: Any, what: str) -> None:
+    pair: Pair = open_pair("local")
+    with pytest.raises(ArgumentTypeError, match=f"^{what} is a"):
+        pair.client.read(pair.peer, local(pair), remote(pair), 0, 0, 64)
+
+
+def test_forms_that_do_not_fit_together(open_pair: Any) -> None:
+    pair: Pair = open_pair("local")
+    item = (pair.local, 0, pair.remote, 0, 64)
+    with pytest.raises(ArgumentTypeError, match="remote is missing"):
+        pair.client.read(pair.peer, pair.local)  # type: ignore[call-overload]
+    with pytest.raises(InvalidArgumentError, match="beside a list"):
+        pair.client.read(pair.peer, [item], lengths=4)  # type: ignore[call-overload]
+    with pytest.raises(InvalidArgumentError, match="beside a list"):
+        pair.client.read(pair.peer, [item], None, 4)  # type: ignore[call-overload]
+    with pytest.raises(InvalidArgumentError, match="lengths is None"):
+        pair.client.read(pair.peer, pair.local, pair.remote, 0, np.arange(4))
+    with pytest.raises(ArgumentTypeError, match="local is a int"):
+        pair.client.read(pair.peer, 7)  # type: ignore[call-overload]
+    with pytest.raises(ArgumentTypeError, match="no region"):
+        pair.client.write(pair.peer, "kv", pair.remote)  # type: ignore[call-overload]
+    for peer in (None, "127.0.0.1:7700", pair.client):
+        with pytest.raises(ArgumentTypeError, match="peer"):
+            pair.client.read(peer, pair.local, pair.remote)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("item", "text"),
+    [
+        (lambda pair: (pair.local, 0, pair.remote, 0), "item 1"),
+        (lambda pair: "local", "item 1"),
+        (lambda pair: (pair.local, 0.5, pair.remote, 0, 4), "item 1: local_offset"),
+        (lambda pair: (pair.local, 0, pair.remote, True, 4), "item 1: remote_offset"),
+        (lambda pair: (pair.local, 0, pair.remote, 0, None), "item 1: length"),
+        (lambda pair: (bytearray(4), 0, pair.remote, 0, 4), "item 1: local"),
+        (lambda pair: (pair.local, 0, pair.local, 0, 4), "item 1: remote"),
+    ],
+)
+def test_an_item_of_a_wrong_kind_is_named(open_pair: Any, item: Any, text: str) -> None:
+    pair: Pair = open_pair("local")
+    with pytest.raises(ArgumentTypeError, match=text):
+        pair.client.read(pair.peer, [(pair.local, 0, pair.remote, 0, 4), item(pair)])
+
+
+# -------------------------------------------------------------------- status per item
+
+
+BAD_ITEMS = [
+    (0, 0, 0),
+    (0, 0, -1),
+    (-1, 0, 4),
+    (0, -1, 4),
+    (1 << 16, 0, 1),
+    (0, 1 << 16, 1),
+    ((1 << 16) - 3, 0, 4),
+    (0, (1 << 16) - 3, 4),
+    (0, 0, (1 << 16) + 1),
+    ((1 << 63) - 1, 0, (1 << 63) - 1),
+    (0, (1 << 63) - 1, 1),
+    (1, 1, (1 << 63) - 1),
+    (0, 0, 1 << 100),
+    (0, -(1 << 100), 1),
+]
+
+
+@pytest.mark.parametrize("bad", BAD_ITEMS)
+@pytest.mark.parametrize("op", ["read", "write"])
+def test_a_bad_item_gets_its_own_status(pair: Pair, bad: tuple[int, int, int], op: str) -> None:
+    fill(pair.region if op == "read" else pair.local)
+    local_offset, remote_offset, length = bad
+    items = [
+        (pair.local, 0, pair.remote, 0, 64),
+        (pair.local, local_offset, pair.remote, remote_offset, length),
+        (pair.local, 128, pair.remote, 128, 64),
+    ]
+    transfer = getattr(pair.client, op)(pair.peer, items)
+    with pytest.raises(BatchError) as caught:
+        transfer.wait()
+    assert transfer.state is TransferState.FAILED
+    assert transfer.statuses == bytes([Status.OK, Status.OUT_OF_RANGE, Status.OK])
+    assert caught.value.failed == [1]
+    assert caught.value.item == 1
+    assert isinstance(caught.value.__cause__, OutOfRangeError)
+    assert "1 of 3 items" in str(caught.value)
+    goal = pair.local if op == "read" else pair.region
+    assert bytes(memoryview(goal)[:64]) == pattern(64)
+    assert bytes(memoryview(goal)[128:192]) == pattern(1 << 16)[128:192]
+
+
+@pytest.mark.parametrize("bad", BAD_ITEMS[:-2])
+def test_a_transfer_without_a_good_item_is_refused_at_once(pair: Pair, bad: tuple[int, int, int]) -> None:
+    with pytest.raises(OutOfRangeError) as caught:
+        pair.client.write(pair.peer, pair.local, pair.remote, *bad)
+    assert caught.value.item == 0
+    assert caught.value.hint
+    numbers = [np.array([number, number]) for number in bad]
+    with pytest.raises(OutOfRangeError):
+        pair.client.write(pair.peer, pair.local, pair.remote, *numbers)
+
+
+def test_many_bad_items_among_good_ones(pair: Pair) -> None:
+    fill(pair.region)
+    offsets = np.arange(1000) * 64
+    offsets[::7] = 1 << 20
+    transfer = pair.client.read(pair.peer, pair.local, pair.remote, np.arange(1000) * 64, offsets, 64)
+    with pytest.raises(BatchError, match="143 of 1000 items"):
+        transfer.result()
+    statuses = np.frombuffer(transfer.statuses, dtype=np.uint8)
+    assert (statuses[::7] == Status.OUT_OF_RANGE).all()
+    assert (statuses == Status.OK).sum() == 857
+    good = np.frombuffer(pair.local, dtype=np.uint8)[:64_000].reshape(1000, 64)
+    expected = np.frombuffer(pattern(64_000), dtype=np.uint8).reshape(1000, 64)
+    assert (good[statuses == Status.OK] == expected[statuses == Status.OK]).all()
+    assert not good[::7].any()
+
+
+def test_a_write_into_a_read_only_region(pair: Pair) -> None:
+    pair.server.register(pattern(4096), name="constant", writable=False)
+    remote = pair.peer.regions.wait("constant", 10.0)
+    with pytest.raises(RegionReadOnlyError) as caught:
+        pair.client.write(pair.peer, pair.local, remote, 0, 0, 64).wait()
+    assert "constant" in str(caught.value)
+
+
+def test_a_read_into_a_read_only_region(pair: Pair) -> None:
+    local = pair.client.register(pattern(4096), writable=False)
+    with pytest.raises(RegionReadOnlyError):
+        pair.client.read(pair.peer, local, pair.remote, 0, 0, 64).wait()
+    pair.client.write(pair.peer, local, pair.remote, 0, 0, 4096).wait()
+    assert bytes(memoryview(pair.region)[:4096]) == pattern(4096)
+
+
+def test_released_regions_spoil_their_items_only(pair: Pair) -> None:
+    """On either side: the handles of released regions are refused item by item."""
+    gone_local = pair.client.allocate(4096)
+    gone_region = pair.server.allocate(4096, name="gone")
+    gone_remote = pair.peer.regions.wait("gone", 10.0)
+    gone_local.release()
+    gone_region.release()
+    fill(pair.region)
+    transfer = pair.client.read(
+        pair.peer,
+        [
+            (gone_local, 0, pair.remote, 0, 64),
+            (pair.local, 0, pair.remote, 0, 64),
+            (pair.local, 64, gone_remote, 0, 64),
+        ],
+    )
+    with pytest.raises(BatchError):
+        transfer.wait()
+    assert transfer.statuses == bytes([Status.REGION_RELEASED, Status.OK, Status.REGION_RELEASED])
+    assert bytes(memoryview(pair.local)[:64]) == pattern(64)
+
+
+# -------------------------------------------------------------------- the life of a transfer
+
+
+def test_a_finished_transfer(pair: Pair) -> None:
+    transfer = pair.client.read(pair.peer, pair.local, pair.remote, [0, 64], 0, 64)
+    assert transfer.result() == bytes(2)
+    assert transfer.result(timeout=0) == transfer.statuses == bytes([Status.OK] * 2)
+    assert (transfer.done(), transfer.settled, transfer.state, transfer.error, transfer.digests) == (
+        True, True, TransferState.COMPLETED, None, None,
+    )  # fmt: skip
+    assert transfer.cancel() is TransferState.COMPLETED
+    assert transfer.peer is pair.peer
+    assert repr(transfer) == f"<Transfer read of 2 items, completed, {pair.peer!r}>"
+
+
+def test_a_failed_transfer_raises_each_time(pair: Pair) -> None:
+    pair.region.release()
+    assert eventually(lambda: "kv" not in pair.peer.regions)
+    try:
+        transfer = pair.client.read(pair.peer, pair.local, pair.remote, 0, 0, 64)
+    except RegionReleasedError:
+        return  # the news was here first: refused at once
+    for _ in range(2):
+        with pytest.raises(RegionReleasedError):
+            transfer.wait()
+    assert isinstance(transfer.error, RegionReleasedError)
+
+
+def test_a_transfer_cannot_be_made_directly() -> None:
+    with pytest.raises(TypeError, match="read"):
+        Transfer()
+
+
+@pytest.fixture
+def stalled(open_engine: OpenEngine) -> Any:
+    """A client behind a relay that can be stalled, with transfers that then hang."""
+    server = open_engine("server", transports="tcp")
+    client = open_engine("client", transports="tcp", listen=None, progress_timeout=60.0)
+    region = server.allocate(32 << 20, name="kv")
+    fill(region)
+    with relay(server.address or "") as network:
+        peer = client.connect(network.address)
+        local = client.allocate(32 << 20)
+        client.read(peer, local, peer.regions["kv"], 0, 0, 1 << 16).wait()
+        network.stall()
+        yield Pair(client, server, peer, local, region, peer.regions["kv"]), network
+        network.resume()
+        client.close()
+        server.close()
+
+
+def test_a_wait_that_ends_early(stalled: tuple[Pair, Any]) -> None:
+    pair, network = stalled
+    transfer = pair.client.read(pair.peer, pair.local, pair.remote)
+    with pytest.raises(WaitTimeoutError) as caught:
+        transfer.wait(timeout=0.05)
+    assert isinstance(caught.value, TimeoutError)
+    assert "still owns" in str(caught.value)
+    assert "cancel()" in str(caught.value)
+    assert "server" in str(caught.value)
+    for timeout in (0, -1, -0.0):
+        with pytest.raises(WaitTimeoutError):
+            transfer.wait(timeout)
+    assert (transfer.done(), transfer.settled, transfer.error) == (False, False, None)
+    assert transfer.state is TransferState.RUNNING
+    assert transfer.statuses == bytes([Status.PENDING])
+    network.resume()
+    transfer.wait()
+    assert bytes(pair.local) == pattern(32 << 20)
+
+
+def test_a_region_in_use_cannot_be_released(stalled: tuple[Pair, Any]) -> None:
+    pair, network = stalled
+    transfer = pair.client.read(pair.peer, pair.local, pair.remote)
+    with pytest.raises(RegionBusyError) as caught:
+        pair.local.release()
+    assert caught.value.hint
+    assert not pair.local.released
+    network.resume()
+    transfer.wait()
+    pair.local.release()
+
+
+def test_a_dropped_transfer_goes_on(stalled: tuple[Pair, Any]) -> None:
+    pair, network = stalled
+    pair.client.write(pair.peer, pair.local, pair.remote, 0, 0, 1 << 16, notify=b"done")
+    network.resume()
+    (notification,) = pair.server.notifications(timeout=30.0)
+    assert notification.payload == b"done"
+
+
+def test_the_deadline_ends_a_transfer(stalled: tuple[Pair, Any]) -> None:
+    pair, _ = stalled
+    transfer = pair.client.read(pair.peer, pair.local, pair.remote, deadline=0.1)
+    with pytest.raises(DeadlineError) as caught:
+        transfer.wait()
+    assert isinstance(caught.value, TimeoutError)
+    assert transfer.state in (TransferState.EXPIRED, TransferState.UNSETTLED)
+
+
+def test_the_deadline_of_a_batch_is_no_batch_error(stalled: tuple[Pair, Any]) -> None:
+    pair, _ = stalled
+    offsets = np.arange(100) * 4096
+    with pytest.raises(DeadlineError):
+        pair.client.read(pair.peer, pair.local, pair.remote, offsets, offsets, 4096, deadline=0.1).wait()
+
+
+@pytest.mark.parametrize("deadline", [0, -1, -0.5, 1e-12])
+def test_a_deadline_that_has_passed(pair: Pair, deadline: float) -> None:
+    with pytest.raises(DeadlineError):
+        pair.client.read(pair.peer, pair.local, pair.remote, deadline=deadline).wait()
+
+
+@pytest.mark.parametrize("seconds", ["1", b"1", [], float("nan"), float("inf"), 1e300])
+def test_impossible_times(open_pair: Any, seconds: Any) -> None:
+    pair: Pair = open_pair("local")
+    for call in (
+        lambda: pair.client.read(pair.peer, pair.local, pair.remote, deadline=seconds),
+        lambda: pair.peer.regions.wait("kv2", seconds),
+        lambda: pair.client.notifications(timeout=seconds),
+        lambda: pair.client.connect(pair.server.address or "", timeout=seconds),
+    ):
+        with pytest.raises(InvalidArgumentError):
+            call()
+
+
+def test_cancelling_a_read(stalled: tuple[Pair, Any]) -> None:
+    pair, _ = stalled
+    transfer = pair.client.read(pair.peer, pair.local, pair.remote)
+    assert transfer.cancel() is TransferState.STOPPED
+    assert transfer.settled
+    with pytest.raises(TransferCancelledError):
+        transfer.wait()
+    assert isinstance(transfer.error, TransferCancelledError)
+    before = bytes(pair.local)
+    pair.local.release()
+    assert before[: 1 << 16] == pattern(1 << 16)
+
+
+def test_cancelling_a_write_waits_until_the_far_side_has_stopped(stalled: tuple[Pair, Any]) -> None:
+    pair, network = stalled
+    taken = network.taken_bytes
+    transfer = pair.client.write(pair.peer, pair.local, pair.remote)
+    # Bytes are on their way to the far side, which will write them when they come.
+    assert eventually(lambda: network.taken_bytes > taken)
+    with pytest.raises(WaitTimeoutError, match="still owns"):
+        transfer.cancel(timeout=0.05)
+    assert not transfer.settled
+    with pytest.raises(RegionBusyError):
+        pair.local.release()
+    network.resume()
+    assert transfer.cancel() in (TransferState.STOPPED, TransferState.COMPLETED)
+    assert transfer.settled
+    pair.local.release()
+
+
+def test_closing_the_engine_ends_its_transfers(stalled: tuple[Pair, Any]) -> None:
+    pair, _ = stalled
+    transfer = pair.client.read(pair.peer, pair.local, pair.remote)
+    errors: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            transfer.wait()
+        except ClosedError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    pair.client.close()
+    thread.join()
+    assert len(errors) == 1
+    assert transfer.settled
+    assert pair.local.released
+
+
+def test_closing_the_peer_ends_its_transfers(stalled: tuple[Pair, Any]) -> None:
+    pair, _ = stalled
+    transfer = pair.client.read(pair.peer, pair.local, pair.remote)
+    pair.peer.close()
+    with pytest.raises(ClosedError):
+        transfer.wait()
+    pair.client.allocate(64)
+
+
+# -------------------------------------------------------------------- digests
+
+
+@pytest.mark.parametrize("op", ["read", "write"])
+def test_digests_of_every_item(pair: Pair, op: str) -> None:
+    fill(pair.region)
+    fill(pair.local, seed=1)
+    offsets, lengths = np.array([0, 4096, 10_000]), np.array([1, 5904, 7])
+    transfer = getattr(pair.client, op)(pair.peer, pair.local, pair.remote, offsets, offsets, lengths, digest=True)
+    transfer.wait()
+    memory = memoryview(pair.local)
+    expected = [digest(memory[at : at + length]) for at, length in zip(offsets, lengths, strict=True)]
+    assert transfer.digests is not None
+    assert list(transfer.digests) == expected
+    assert np.array(transfer.digests, dtype=np.uint64).tolist() == expected
+
+
+def test_the_digest_of_a_large_item_is_that_of_its_bytes(open_pair: Any, transport: str) -> None:
+    pair: Pair = open_pair(transport, nbytes=5 << 20, lanes=3)
+    fill(pair.region)
+    transfer = pair.client.read(pair.peer, pair.local, pair.remote, 1, 2, (5 << 20) - 3, digest=True).wait()
+    assert transfer.digests is not None
+    assert transfer.digests[0] == digest(pattern(5 << 20)[2:-1])
