@@ -53,9 +53,11 @@ native-test: $(STAMPS)/system-test  ## Build and run the native unit tests
 	@$(SUITE) native tools/native-tests.sh
 
 .PHONY: sanitize
-sanitize: $(STAMPS)/system-test  ## Run the native unit tests under ASan with UBSan, then under TSan
-	@$(SUITE) native-asan tools/native-tests.sh address
-	@$(SUITE) native-tsan tools/native-tests.sh thread
+sanitize: sanitize-address sanitize-thread  ## Run the native unit tests under ASan with UBSan, then under TSan
+
+.PHONY: sanitize-address sanitize-thread
+sanitize-address sanitize-thread: sanitize-%: $(STAMPS)/system-test
+	@$(SUITE) native-$* tools/native-tests.sh $*
 
 .PHONY: $(SUITES:%=test-%)
 $(SUITES:%=test-%): test-%: $(STAMPS)/installed $(STAMPS)/test

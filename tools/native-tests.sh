@@ -12,7 +12,7 @@ type=Release
 [[ -z $sanitizer ]] || type=RelWithDebInfo
 cmake -S cython_ext -B "$build" -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE="$type" \
   -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g" \
-  -DMOONPOOL_NATIVE_TESTS=ON -DMOONPOOL_WERROR=ON -DMOONPOOL_SANITIZE="$sanitizer"
+  -DMOONPOOL_NATIVE_TESTS=ON -DMOONPOOL_WERROR=ON -DMOONPOOL_SANITIZE="$sanitizer" >/dev/null
 cmake --build "$build" -- -j "${JOBS:-2}" --quiet
 
 export ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1
