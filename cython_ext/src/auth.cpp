@@ -13,8 +13,8 @@ void prove(const std::string &secret, Role role, const wire::Hello &hello, const
   const auto add = [&state](const auto &field) {
     crypto_auth_hmacsha256_update(&state, reinterpret_cast<const unsigned char *>(&field), sizeof field);
   };
-  const char label[16] = {'m', 'o', 'o', 'n', 'p', 'o', 'o', 'l', ' ', 'p', 'r', 'o', 'o', 'f', ' ',
-                          role == Role::kClient ? 'c' : 's'};
+  const char label[16] = {'m', 'o', 'o', 'n', 'p', 'o', 'o', 'l',
+                          ' ', 'p', 'r', 'o', 'o', 'f', ' ', role == Role::kClient ? 'c' : 's'};
   add(label);
   add(hello);      // version, kind, flags, lane, session, the client's incarnation and nonce
   add(challenge);  // version, flags, the server's incarnation and nonce

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Mutual proof of the cluster secret: HMAC-SHA256 over role, kind, lane, both incarnations, both nonces and the session.
+// Mutual proof of the cluster secret: HMAC-SHA256 over role, kind, lane, both incarnations, both nonces and the
+// session.
 #pragma once
 
 #include <string>

@@ -105,10 +105,11 @@ Error Batch::explain(size_t i, mp_status status) const {
            " bytes is outside region \"" + name + "\" of " + std::to_string(size) + " bytes";
   };
   const int64_t local_offset = raw_->local_offsets[i * raw_->local_offsets_stride];
-  const bool local_bad = local_offset < 0 || !local.contains(static_cast<uint64_t>(local_offset), static_cast<uint64_t>(length));
-  error.message += local_bad ? describe("local", local_offset, local.name, local.length)
-                             : describe("remote", raw_->remote_offsets[i * raw_->remote_offsets_stride], remote.name,
-                                        remote.length);
+  const bool local_bad =
+      local_offset < 0 || !local.contains(static_cast<uint64_t>(local_offset), static_cast<uint64_t>(length));
+  error.message +=
+      local_bad ? describe("local", local_offset, local.name, local.length)
+                : describe("remote", raw_->remote_offsets[i * raw_->remote_offsets_stride], remote.name, remote.length);
   error.hint = "offsets are bytes from the start of the region";
   return error;
 }

@@ -72,15 +72,15 @@ Error add_region(const std::shared_ptr<Engine> &engine, std::shared_ptr<Region> 
 std::shared_ptr<Transfer> make_transfer(const std::shared_ptr<Peer> &peer, mp_op op, const mp_options &options,
                                         const Id128 &incarnation, const std::vector<std::shared_ptr<Region>> &locals,
                                         Error *error) {
-  const int64_t deadline = options.deadline_ns != 0
-                               ? options.deadline_ns
-                               : int64_t{peer->engine().config.deadline_ms} * kMillisecond;
+  const int64_t deadline =
+      options.deadline_ns != 0 ? options.deadline_ns : int64_t{peer->engine().config.deadline_ms} * kMillisecond;
   auto transfer = std::make_shared<Transfer>(peer, op, options.digest != 0, deadline_after(deadline));
   transfer->target_incarnation = incarnation;
   for (const auto &region : locals) {
     if (region == nullptr) continue;
     if (!region->begin_use()) {
-      *error = make_error(MP_REGION_RELEASED, "local region \"" + region->name + "\" was released", "register it again");
+      *error =
+          make_error(MP_REGION_RELEASED, "local region \"" + region->name + "\" was released", "register it again");
       return nullptr;
     }
     transfer->locals.push_back(region);
@@ -255,8 +255,14 @@ mp_status mp_peer_connect(mp_engine *engine, const char *address, uint32_t timeo
     std::vector<SocketAddress> resolved;
     if (Error bad = resolve_address(address, false, deadline, &resolved)) return bad;
     std::shared_ptr<Peer> made = Peer::make(engine->engine, address, std::move(resolved));
-    core.add_peer(made);
-    if (Error bad = made->ensure(deadline)) return bad;
+    if (!core.add_peer(made)) {
+      made->close(make_error(MP_CLOSED, "the engine is closed", "make a new engine"));
+      return usable(core);
+    }
+    if (Error bad = made->ensure(deadline)) {
+      made->close(bad);
+      return bad;
+    }
     *peer = new mp_peer{std::move(made)};
     return {};
   });
@@ -377,8 +383,9 @@ mp_status mp_plan_post(mp_plan *plan, mp_op op, const int64_t *indices, size_t c
         made->rejection =
             known ? make_error(status, "item " + std::to_string(index) + " of the plan would write a read-only region",
                                "register it with writable=True")
-                  : make_error(status, "index " + std::to_string(index) + " is outside the plan of " +
-                                           std::to_string(core.items.size()) + " items",
+                  : make_error(status,
+                               "index " + std::to_string(index) + " is outside the plan of " +
+                                   std::to_string(core.items.size()) + " items",
                                "indices count from 0");
         made->rejection.item = static_cast<int64_t>(i);
       }

@@ -98,10 +98,11 @@ Error resolve_config(const mp_config &raw, const std::vector<std::unique_ptr<Tra
   Error error;
   if ((error = bounded("lanes", raw.lanes, lanes, 1u, 64u, &config->lanes)) ||
       (error = bounded("io_threads", raw.io_threads, std::min(4u, cpus), 1u, 64u, &config->io_threads)) ||
-      (error = bounded<uint64_t>("slice_bytes", raw.slice_bytes, 1u << 20, 64u << 10, 32u << 20, &config->slice_bytes)) ||
+      (error =
+           bounded<uint64_t>("slice_bytes", raw.slice_bytes, 1u << 20, 64u << 10, 32u << 20, &config->slice_bytes)) ||
       (error = bounded("connect_timeout_ms", raw.connect_timeout_ms, 5000u, 1u, kDayMs, &config->connect_timeout_ms)) ||
-      (error = bounded("progress_timeout_ms", raw.progress_timeout_ms, 10000u, 1u, kDayMs,
-                       &config->progress_timeout_ms)) ||
+      (error =
+           bounded("progress_timeout_ms", raw.progress_timeout_ms, 10000u, 1u, kDayMs, &config->progress_timeout_ms)) ||
       (error = bounded("deadline_ms", raw.deadline_ms, 60000u, 1u, kDayMs, &config->deadline_ms)) ||
       (error = bounded("regions_max", raw.regions_max, 1u << 20, 1u, UINT32_MAX, &config->regions_max)) ||
       (error = bounded("peers_max", raw.peers_max, 4096u, 1u, 1u << 20, &config->peers_max)) ||

@@ -169,7 +169,8 @@ Admission Engine::admit_control(const wire::Hello &hello, IoThread &io) {
       sessions_.erase(same);
     }
     if (sessions_.size() >= config.peers_max) {
-      return {make_error(MP_LIMIT, std::to_string(config.peers_max) + " peers are connected already (peers_max)"), {}, {}};
+      return {
+          make_error(MP_LIMIT, std::to_string(config.peers_max) + " peers are connected already (peers_max)"), {}, {}};
     }
   }
   // The client lost its earlier session. What that may still have been applying ends before the new one begins.
@@ -241,10 +242,12 @@ Error Engine::release_region(Region &region) {
   return {};
 }
 
-void Engine::add_peer(const std::shared_ptr<Peer> &peer) {
+bool Engine::add_peer(const std::shared_ptr<Peer> &peer) {
   std::lock_guard lock(mutex_);
+  if (closing_.load()) return false;
   std::erase_if(peers_, [](const auto &weak) { return weak.expired(); });
   peers_.push_back(peer);
+  return true;
 }
 
 size_t Engine::peer_count() const {

@@ -59,7 +59,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Error release_region(Region &region);
   uint64_t next_region_id() { return next_region_id_.fetch_add(1); }
 
-  void add_peer(const std::shared_ptr<Peer> &peer);
+  // False when the engine is closing.
+  bool add_peer(const std::shared_ptr<Peer> &peer);
   void drop_session(const std::shared_ptr<Session> &session);
   // Starts it: from here on the engine owns it until it ends.
   void run(const std::shared_ptr<Transfer> &transfer);

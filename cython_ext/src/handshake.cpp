@@ -32,7 +32,8 @@ namespace {
 // Reads one fixed-size message and writes another; what both sides of a handshake are made of.
 class Exchange : public Handler, public std::enable_shared_from_this<Exchange> {
  public:
-  Exchange(const Identity &identity, IoThread &io, int64_t deadline) : identity_(identity), io_(io), deadline_(deadline) {}
+  Exchange(const Identity &identity, IoThread &io, int64_t deadline)
+      : identity_(identity), io_(io), deadline_(deadline) {}
 
   void on_events(uint32_t events) final {
     const std::shared_ptr<Exchange> self = shared_from_this();

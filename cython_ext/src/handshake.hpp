@@ -39,7 +39,7 @@ void dial(const Identity &identity, IoThread &io, DialRequest request, std::func
 
 struct Admission {
   Error error;
-  Id128 session;                    // control: the token its lanes must present
+  Id128 session;                     // control: the token its lanes must present
   std::function<void(Fd)> accepted;  // called once the Welcome is sent
 };
 

@@ -145,11 +145,12 @@ int64_t IoThread::run_timers() {
 }
 
 int IoThread::wait_for_events(epoll_event *events, int capacity, int64_t next_timer) {
-  int n = epoll_wait(epoll_.get(), events, capacity, 0);
-  if (n != 0) return n;
   const int64_t start = now_ns();
+  int n = 0;
   // Looking is cheaper than being woken when the next event is near; `spin_ns_` follows whether it was.
   if (spin_ns_ > 0) {
+    n = epoll_wait(epoll_.get(), events, capacity, 0);
+    if (n != 0) return n;
     const int64_t until = std::min(start + spin_ns_, next_timer);
     while (!has_posted_.load(std::memory_order_relaxed) && !stopping_.load(std::memory_order_relaxed)) {
       sched_yield();

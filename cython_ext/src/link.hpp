@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "status.hpp"
-#include "work_queue.hpp"
 #include "transfer.hpp"
+#include "work_queue.hpp"
 
 namespace moonpool {
 

@@ -37,7 +37,8 @@ std::shared_ptr<Peer> Peer::make(std::shared_ptr<Engine> engine, std::string add
                                  std::vector<SocketAddress> resolved) {
   auto *peer = new Peer(std::move(engine), std::move(address), std::move(resolved));
   return {peer, [](Peer *gone) {
-            // The last reference often goes with a transfer that ends under the lock of a lane, which closing takes too.
+            // The last reference often goes with a transfer that ends under the lock of a lane, which closing takes
+            // too.
             bool closed;
             {
               std::lock_guard lock(gone->mutex_);
@@ -63,7 +64,8 @@ std::string Peer::standing() const {
   std::lock_guard lock(mutex_);
   switch (state_) {
     case State::kIdle:
-    case State::kConnecting: return "the peer is being connected";
+    case State::kConnecting:
+      return "the peer is being connected";
     case State::kReady: {
       if (std::strcmp(link_->path(), "tcp") != 0) return "the peer is connected";
       const size_t ready = link_->lanes_ready();
@@ -71,7 +73,8 @@ std::string Peer::standing() const {
                         : "the peer is connected with " + std::to_string(ready) + " lanes, the bytes did not come";
     }
     case State::kLost:
-    case State::kClosed: return last_error_.message + (last_error_.cause.empty() ? "" : ": " + last_error_.cause);
+    case State::kClosed:
+      return last_error_.message + (last_error_.cause.empty() ? "" : ": " + last_error_.cause);
   }
   return {};
 }
@@ -182,7 +185,8 @@ Error Peer::on_message(wire::Message type, std::string_view body) {
       name_of_key_.erase(it);
       return {};
     }
-    case wire::kSync: return on_sync();
+    case wire::kSync:
+      return on_sync();
     case wire::kNotifyAck: {
       uint64_t id = 0;
       uint32_t status = 0;
@@ -215,7 +219,8 @@ Error Peer::on_message(wire::Message type, std::string_view body) {
       if (link != nullptr) link->fenced(lane_id);
       return {};
     }
-    default: return malformed;
+    default:
+      return malformed;
   }
 }
 
@@ -242,11 +247,12 @@ Error Peer::on_sync() {
   if (transport == nullptr || (!require.empty() && require != transport->name())) {
     std::string offers;
     for (const std::string &name : reach.offers) offers += (offers.empty() ? "" : ", ") + name;
-    fail_connect(describe(make_error(MP_TRANSPORT_UNAVAILABLE,
-                                     require.empty() ? "no transport that this engine may use reaches the peer"
-                                                     : "the required transport \"" + require + "\" does not reach the peer",
-                                     "the peer offers " + offers + "; change `transports` or `require`"),
-                          "tcp"));
+    fail_connect(
+        describe(make_error(MP_TRANSPORT_UNAVAILABLE,
+                            require.empty() ? "no transport that this engine may use reaches the peer"
+                                            : "the required transport \"" + require + "\" does not reach the peer",
+                            "the peer offers " + offers + "; change `transports` or `require`"),
+                 "tcp"));
     return {};
   }
   const std::shared_ptr<Link> link = transport->connect(shared_from_this());
@@ -387,9 +393,15 @@ void Peer::submit(const std::shared_ptr<Transfer> &transfer) {
   {
     std::lock_guard lock(mutex_);
     switch (state_) {
-      case State::kReady: link = link_; break;
-      case State::kClosed: error = last_error_; break;
-      case State::kConnecting: waiting_.push_back(transfer); return;
+      case State::kReady:
+        link = link_;
+        break;
+      case State::kClosed:
+        error = last_error_;
+        break;
+      case State::kConnecting:
+        waiting_.push_back(transfer);
+        return;
       case State::kIdle:
       case State::kLost:
         if (now_ns() < retry_at_) {
@@ -504,8 +516,9 @@ Error Peer::check_handle(const mp_remote_region &region) const {
     if (std::equal(incarnation_.begin(), incarnation_.end(), region.incarnation)) return {};
   }
   return describe(make_error(MP_REGION_STALE,
-                             std::string("region \"") + region.name + "\" belongs to an earlier incarnation of the peer, "
-                             "or to another peer",
+                             std::string("region \"") + region.name +
+                                 "\" belongs to an earlier incarnation of the peer, "
+                                 "or to another peer",
                              "look it up again: peer.regions[name]"),
                   "tcp");
 }
@@ -515,10 +528,18 @@ void Peer::info(mp_peer_info *out) const {
   std::memset(out, 0, sizeof *out);
   switch (state_) {
     case State::kIdle:
-    case State::kConnecting: out->state = MP_PEER_CONNECTING; break;
-    case State::kReady: out->state = MP_PEER_READY; break;
-    case State::kLost: out->state = MP_PEER_LOST_STATE; break;
-    case State::kClosed: out->state = MP_PEER_CLOSED; break;
+    case State::kConnecting:
+      out->state = MP_PEER_CONNECTING;
+      break;
+    case State::kReady:
+      out->state = MP_PEER_READY;
+      break;
+    case State::kLost:
+      out->state = MP_PEER_LOST_STATE;
+      break;
+    case State::kClosed:
+      out->state = MP_PEER_CLOSED;
+      break;
   }
   std::copy(incarnation_.begin(), incarnation_.end(), out->incarnation);
   wire::set_text(out->name, name_);

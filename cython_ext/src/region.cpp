@@ -60,9 +60,10 @@ void Region::wait_unserved() {
 Error RegionTable::insert(const std::shared_ptr<Region> &region) {
   std::unique_lock lock(mutex_);
   if (by_key_.size() >= capacity_) {
-    return make_error(MP_LIMIT, "cannot register \"" + region->name + "\": " + std::to_string(capacity_) +
-                                    " regions are registered already",
-                      "release regions, register larger ones, or raise regions_max");
+    return make_error(
+        MP_LIMIT,
+        "cannot register \"" + region->name + "\": " + std::to_string(capacity_) + " regions are registered already",
+        "release regions, register larger ones, or raise regions_max");
   }
   if (!by_name_.emplace(region->name, region->key).second) {
     return make_error(MP_INVALID_ARGUMENT, "a region named \"" + region->name + "\" is registered already",

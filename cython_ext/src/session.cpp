@@ -108,7 +108,8 @@ size_t Session::lanes() const {
 
 Error Session::on_message(wire::Message type, std::string_view body) {
   switch (type) {
-    case wire::kNotify: return on_notify(body);
+    case wire::kNotify:
+      return on_notify(body);
     case wire::kFence: {
       uint64_t lane_id = 0;
       wire::Reader reader(body);
@@ -116,7 +117,8 @@ Error Session::on_message(wire::Message type, std::string_view body) {
       fence(lane_id);
       return {};
     }
-    default: return make_error(MP_PROTOCOL, "an unknown control message");
+    default:
+      return make_error(MP_PROTOCOL, "an unknown control message");
   }
 }
 

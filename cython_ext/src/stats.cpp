@@ -16,9 +16,15 @@ void Stats::count_transfer(const Transfer &transfer, bool over_tcp, mp_transfer_
       path.completed.fetch_add(1, relaxed);
       (transfer.op == MP_READ ? path.read_bytes : path.written_bytes).fetch_add(transfer.bytes, relaxed);
       break;
-    case MP_STOPPED: path.stopped.fetch_add(1, relaxed); break;
-    case MP_EXPIRED: path.expired.fetch_add(1, relaxed); break;
-    default: path.failed.fetch_add(1, relaxed); break;
+    case MP_STOPPED:
+      path.stopped.fetch_add(1, relaxed);
+      break;
+    case MP_EXPIRED:
+      path.expired.fetch_add(1, relaxed);
+      break;
+    default:
+      path.failed.fetch_add(1, relaxed);
+      break;
   }
 }
 

@@ -33,39 +33,70 @@ Error system_error(mp_status code, int err, std::string what, std::string hint) 
   return error;
 }
 
-std::string errno_text(int err) { return std::generic_category().message(err) + " (errno " + std::to_string(err) + ")"; }
+std::string errno_text(int err) {
+  return std::generic_category().message(err) + " (errno " + std::to_string(err) + ")";
+}
 
 const char *status_text(mp_status code) {
   switch (code) {
-    case MP_OK: return "ok";
-    case MP_PENDING: return "not finished";
-    case MP_INVALID_ARGUMENT: return "invalid argument";
-    case MP_OUT_OF_RANGE: return "outside the region";
-    case MP_CONFIG: return "bad setting";
-    case MP_TRANSPORT_UNAVAILABLE: return "transport unavailable";
-    case MP_REGION_UNKNOWN: return "unknown region";
-    case MP_REGION_RELEASED: return "region released";
-    case MP_REGION_READ_ONLY: return "region is read-only";
-    case MP_REGION_BUSY: return "region busy";
-    case MP_REGION_STALE: return "region of an earlier incarnation";
-    case MP_ADDRESS: return "bad address";
-    case MP_LISTEN: return "cannot listen";
-    case MP_CONNECT: return "cannot connect";
-    case MP_PEER_LOST: return "peer lost";
-    case MP_PROTOCOL: return "protocol error";
-    case MP_VERSION: return "protocol version differs";
-    case MP_AUTH: return "cluster secret differs";
-    case MP_DEADLINE: return "deadline passed";
-    case MP_CANCELLED: return "cancelled";
-    case MP_WAIT_TIMEOUT: return "wait timed out";
-    case MP_DIGEST: return "digest mismatch";
-    case MP_NOTIFY_FULL: return "notification queue full";
-    case MP_NO_MEMORY: return "out of memory";
-    case MP_LIMIT: return "limit reached";
-    case MP_CLOSED: return "closed";
-    case MP_FORKED: return "used in a forked child";
-    case MP_SYSTEM: return "system error";
-    case MP_INTERNAL: return "internal error";
+    case MP_OK:
+      return "ok";
+    case MP_PENDING:
+      return "not finished";
+    case MP_INVALID_ARGUMENT:
+      return "invalid argument";
+    case MP_OUT_OF_RANGE:
+      return "outside the region";
+    case MP_CONFIG:
+      return "bad setting";
+    case MP_TRANSPORT_UNAVAILABLE:
+      return "transport unavailable";
+    case MP_REGION_UNKNOWN:
+      return "unknown region";
+    case MP_REGION_RELEASED:
+      return "region released";
+    case MP_REGION_READ_ONLY:
+      return "region is read-only";
+    case MP_REGION_BUSY:
+      return "region busy";
+    case MP_REGION_STALE:
+      return "region of an earlier incarnation";
+    case MP_ADDRESS:
+      return "bad address";
+    case MP_LISTEN:
+      return "cannot listen";
+    case MP_CONNECT:
+      return "cannot connect";
+    case MP_PEER_LOST:
+      return "peer lost";
+    case MP_PROTOCOL:
+      return "protocol error";
+    case MP_VERSION:
+      return "protocol version differs";
+    case MP_AUTH:
+      return "cluster secret differs";
+    case MP_DEADLINE:
+      return "deadline passed";
+    case MP_CANCELLED:
+      return "cancelled";
+    case MP_WAIT_TIMEOUT:
+      return "wait timed out";
+    case MP_DIGEST:
+      return "digest mismatch";
+    case MP_NOTIFY_FULL:
+      return "notification queue full";
+    case MP_NO_MEMORY:
+      return "out of memory";
+    case MP_LIMIT:
+      return "limit reached";
+    case MP_CLOSED:
+      return "closed";
+    case MP_FORKED:
+      return "used in a forked child";
+    case MP_SYSTEM:
+      return "system error";
+    case MP_INTERNAL:
+      return "internal error";
   }
   return "unknown status";
 }
@@ -80,8 +111,10 @@ bool status_retryable(mp_status code) {
     case MP_DIGEST:
     case MP_NOTIFY_FULL:
     case MP_NO_MEMORY:
-    case MP_LIMIT: return true;
-    default: return false;
+    case MP_LIMIT:
+      return true;
+    default:
+      return false;
   }
 }
 

@@ -29,7 +29,9 @@ constexpr int64_t kBackoffMax = 5000 * kMillisecond;
 
 }  // namespace
 
-TcpLane::TcpLane(TcpLink &link, IoThread &io) : link_(link), engine_(link.engine()), io_(io) { engine_.stats.lanes.fetch_add(1); }
+TcpLane::TcpLane(TcpLink &link, IoThread &io) : link_(link), engine_(link.engine()), io_(io) {
+  engine_.stats.lanes.fetch_add(1);
+}
 
 TcpLane::~TcpLane() { engine_.stats.lanes.fetch_sub(1); }
 
@@ -90,6 +92,19 @@ void TcpLane::schedule_dial_locked() {
 
 // ---------------------------------------------------------------- driving
 
+void TcpLane::submitted() {
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return kick();
+  if (!ready_.load(std::memory_order_relaxed)) return;
+  // No answer can be there yet, so this turn only sends.
+  turn_bytes_ = 0;
+  while (turn_bytes_ < kTurnBytes && send_locked()) {
+  }
+  if (ready_.load(std::memory_order_relaxed)) arm_locked();
+  lock.unlock();
+  if (attention_.load()) kick();
+}
+
 void TcpLane::kick() {
   attention_.store(true);
   while (attention_.load()) {
@@ -116,12 +131,10 @@ void TcpLane::on_events(uint32_t events) {
 void TcpLane::drive_locked() {
   if (!ready_.load(std::memory_order_relaxed)) return;
   turn_bytes_ = 0;
-  bool more = true;
-  for (int i = 0; more && i < kTurnSteps && turn_bytes_ < kTurnBytes; ++i) {
-    more = send_locked();
+  for (int i = 0; i < kTurnSteps && turn_bytes_ < kTurnBytes; ++i) {
+    if (send_locked()) continue;
     if (!ready_.load(std::memory_order_relaxed)) return;
-    more |= receive_locked();
-    if (!ready_.load(std::memory_order_relaxed)) return;
+    if (!receive_locked()) break;
   }
   if (ready_.load(std::memory_order_relaxed)) arm_locked();
 }
@@ -310,8 +323,8 @@ void TcpLane::finish_frame_locked() {
   };
   for (const wire::FailedDesc &one : failed) {
     done_until(one.desc);
-    const auto code = one.status > MP_PENDING && one.status <= MP_INTERNAL ? static_cast<mp_status>(one.status)
-                                                                           : MP_PROTOCOL;
+    const auto code =
+        one.status > MP_PENDING && one.status <= MP_INTERNAL ? static_cast<mp_status>(one.status) : MP_PROTOCOL;
     Error error = make_error(code, std::string("the peer refused a descriptor: ") + status_text(code));
     if (code == MP_DIGEST) error.message = "bytes arrived that are not the bytes sent";
     if (peer != nullptr) error = peer->describe(std::move(error), "tcp");

@@ -28,6 +28,8 @@ class TcpLane : public Handler, public std::enable_shared_from_this<TcpLane> {
   void dial_now();
   // Sends and receives what can be without waiting. If another thread is driving, that thread does it.
   void kick();
+  // The same for the thread that has just queued work.
+  void submitted();
   IoThread &io() { return io_; }
   // The calling thread drives the lane until the transfer ended or `until` has passed.
   void assist(Transfer &transfer, int64_t until);
@@ -41,8 +43,8 @@ class TcpLane : public Handler, public std::enable_shared_from_this<TcpLane> {
   struct Frame {
     Work work;
     uint64_t id;
-    bool discard = false;   // nobody wants the bytes of this read any more
-    bool resolved = false;  // its descriptors were reported already
+    bool discard = false;           // nobody wants the bytes of this read any more
+    bool resolved = false;          // its descriptors were reported already
     std::vector<uint64_t> digests;  // of a write, known when it was sent
   };
 

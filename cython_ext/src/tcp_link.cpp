@@ -64,7 +64,7 @@ void TcpLink::submit(const std::shared_ptr<Transfer> &transfer) {
     return;
   }
   if (single) {
-    lane_for_small().kick();
+    lane_for_small().submitted();
   } else {
     wake_lanes(std::max<uint64_t>(transfer->bytes / slice, descs / kDescsPerFrame) + 1);
   }
@@ -185,7 +185,8 @@ void TcpLink::shutdown(const Error &cause, bool settled) {
 }
 
 size_t TcpLink::lanes_ready() const {
-  return static_cast<size_t>(std::count_if(lanes_.begin(), lanes_.end(), [](const auto &lane) { return lane->ready(); }));
+  return static_cast<size_t>(
+      std::count_if(lanes_.begin(), lanes_.end(), [](const auto &lane) { return lane->ready(); }));
 }
 
 }  // namespace moonpool

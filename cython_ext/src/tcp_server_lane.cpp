@@ -76,10 +76,14 @@ void TcpServerLane::on_events(uint32_t) {
 
 TcpServerLane::Progress TcpServerLane::step_locked() {
   switch (state_) {
-    case State::kHead: return read_head();
-    case State::kTable: return read_table();
-    case State::kPayload: return read_payload();
-    case State::kReply: return write_reply();
+    case State::kHead:
+      return read_head();
+    case State::kTable:
+      return read_table();
+    case State::kPayload:
+      return read_payload();
+    case State::kReply:
+      return write_reply();
   }
   return Progress::kBroken;
 }
@@ -166,8 +170,9 @@ TcpServerLane::Progress TcpServerLane::read_payload() {
   finish_write();
   state_ = State::kHead;
   // Nothing of a next request came along, so the sender probably waits for this answer.
-  if (head_got_ == 0 || acks_waiting_ >= kAcksTogether) return flush_acks() ? Progress::kMore : Progress::kBroken;
-  return Progress::kMore;
+  if (head_got_ > 0 && acks_waiting_ < kAcksTogether) return Progress::kMore;
+  if (!flush_acks()) return Progress::kBroken;
+  return head_got_ > 0 || !acks_.empty() ? Progress::kMore : Progress::kBlocked;
 }
 
 void TcpServerLane::finish_write() {
@@ -185,7 +190,7 @@ void TcpServerLane::finish_write() {
 
 void TcpServerLane::append_response(uint64_t payload_bytes) {
   const wire::ResponseHeader header{wire::kResponseMagic, request_.flags, {}, static_cast<uint32_t>(failed_.size()), 0,
-                                    request_.id, payload_bytes};
+                                    request_.id,          payload_bytes};
   acks_.append(reinterpret_cast<const char *>(&header), sizeof header);
   acks_.append(reinterpret_cast<const char *>(failed_.data()), failed_.size() * sizeof(wire::FailedDesc));
   ++acks_waiting_;
@@ -235,7 +240,8 @@ TcpServerLane::Progress TcpServerLane::write_reply() {
   engine_.stats.served_read_bytes.fetch_add(request_.payload_bytes, std::memory_order_relaxed);
   state_ = State::kHead;
   watch(EPOLLIN);
-  return Progress::kMore;
+  // A client mostly sends the next request when it has this answer: asking the socket now would be a wasted call.
+  return Progress::kBlocked;
 }
 
 void TcpServerLane::drop_region(const Region &region) {

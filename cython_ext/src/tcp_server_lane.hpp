@@ -62,7 +62,7 @@ class TcpServerLane : public Handler, public std::enable_shared_from_this<TcpSer
   wire::RequestHeader request_;
   std::vector<wire::WireDesc> descs_;
   size_t table_got_ = 0;
-  std::vector<uint8_t*> addresses_;
+  std::vector<uint8_t *> addresses_;
   std::vector<wire::FailedDesc> failed_;  // ordered by desc
   RequestChecker checker_;
   PayloadReader reader_;

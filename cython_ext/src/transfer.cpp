@@ -99,13 +99,12 @@ void Transfer::set_state_locked(mp_transfer_state state) {
     [[maybe_unused]] const ssize_t n = write(event_fd_, &one, sizeof one);
     event_fd_ = -1;
   }
-  changed_.notify_all();
 }
 
 void Transfer::finish() {
   const std::shared_ptr<Transfer> self = peer->engine().running.remove(*this);
   if (self == nullptr) return;  // a stop and the last descriptor met; one of them ended it
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   const mp_transfer_state state = outcome_locked();
   if (state != MP_COMPLETED) {
     const mp_status left_undone = stop_cause_ ? stop_cause_.code : MP_INTERNAL;
@@ -125,6 +124,9 @@ void Transfer::finish() {
   link_.reset();
   peer->engine().stats.count_transfer(*this, over_tcp, state);
   set_state_locked(state);
+  // Woken after the unlock, a waiter does not run into the mutex at once.
+  lock.unlock();
+  changed_.notify_all();
 }
 
 void Transfer::stop(const Error &cause) {
@@ -138,8 +140,11 @@ void Transfer::stop(const Error &cause) {
   }
   if (link != nullptr) link->cancel(*this);
   peer->forget(*this);
-  std::lock_guard lock(mutex_);
-  if (state_.load() == MP_RUNNING) set_state_locked(MP_UNSETTLED);
+  {
+    std::lock_guard lock(mutex_);
+    if (state_.load() == MP_RUNNING) set_state_locked(MP_UNSETTLED);
+  }
+  changed_.notify_all();
 }
 
 mp_status Transfer::wait(int64_t timeout_ns, bool settled) {

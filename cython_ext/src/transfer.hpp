@@ -40,8 +40,8 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   size_t count = 0;
   uint64_t bytes = 0;
   std::vector<Desc> descs;
-  std::vector<uint8_t> rejected;  // per item, empty when every item was good
-  Error rejection;                // why the first rejected item was
+  std::vector<uint8_t> rejected;                // per item, empty when every item was good
+  Error rejection;                              // why the first rejected item was
   std::vector<std::shared_ptr<Region>> locals;  // each with a use counted
   std::string notify;
   bool has_notify = false;
@@ -76,7 +76,6 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
  private:
   friend class TransferList;
 
-
   void resolved(uint32_t n);
   void finish();
   void set_state_locked(mp_transfer_state state);
@@ -110,7 +109,8 @@ class TransferList {
   // nullptr when it is not in the list (any more).
   std::shared_ptr<Transfer> remove(Transfer &transfer);
   std::vector<std::shared_ptr<Transfer>> all() const;
-  // Those whose deadline has passed and that were not stopped for it yet; `*next` is the earliest deadline of the others.
+  // Those whose deadline has passed and that were not stopped for it yet; `*next` is the earliest deadline of the
+  // others.
   std::vector<std::shared_ptr<Transfer>> expired(int64_t now, int64_t *next) const;
   size_t size() const;
 

@@ -34,69 +34,69 @@ typedef struct mp_transfer mp_transfer;
 /* The one table of outcomes. Python's exceptions, the wire and the per-item statuses use the same numbers. */
 typedef enum mp_status {
   MP_OK = 0,
-  MP_PENDING = 1,             /* per item: not finished yet */
-  MP_INVALID_ARGUMENT = 2,    /* the call itself is wrong: NULL, bad shape, mixed engines */
-  MP_OUT_OF_RANGE = 3,        /* negative or zero length, offset outside the region, overflow */
-  MP_CONFIG = 4,              /* a setting has an impossible value */
+  MP_PENDING = 1,               /* per item: not finished yet */
+  MP_INVALID_ARGUMENT = 2,      /* the call itself is wrong: NULL, bad shape, mixed engines */
+  MP_OUT_OF_RANGE = 3,          /* negative or zero length, offset outside the region, overflow */
+  MP_CONFIG = 4,                /* a setting has an impossible value */
   MP_TRANSPORT_UNAVAILABLE = 5, /* a named transport is unknown here, or `require` cannot be met */
-  MP_REGION_UNKNOWN = 6,      /* no such key or name */
-  MP_REGION_RELEASED = 7,     /* it was there and is gone */
+  MP_REGION_UNKNOWN = 6,        /* no such key or name */
+  MP_REGION_RELEASED = 7,       /* it was there and is gone */
   MP_REGION_READ_ONLY = 8,
-  MP_REGION_BUSY = 9,         /* release refused: a running transfer owns the bytes */
-  MP_REGION_STALE = 10,       /* the handle names an earlier incarnation of the peer */
-  MP_ADDRESS = 11,            /* an address that cannot be parsed or resolved */
-  MP_LISTEN = 12,             /* the listening socket cannot be made */
-  MP_CONNECT = 13,            /* refused, unreachable, or no answer within the connect deadline */
-  MP_PEER_LOST = 14,          /* the connection ended while work was outstanding */
-  MP_PROTOCOL = 15,           /* the other side does not speak this protocol */
-  MP_VERSION = 16,            /* it does, in another version */
-  MP_AUTH = 17,               /* the cluster secrets differ */
-  MP_DEADLINE = 18,           /* the operation's deadline or progress time-out passed */
+  MP_REGION_BUSY = 9,   /* release refused: a running transfer owns the bytes */
+  MP_REGION_STALE = 10, /* the handle names an earlier incarnation of the peer */
+  MP_ADDRESS = 11,      /* an address that cannot be parsed or resolved */
+  MP_LISTEN = 12,       /* the listening socket cannot be made */
+  MP_CONNECT = 13,      /* refused, unreachable, or no answer within the connect deadline */
+  MP_PEER_LOST = 14,    /* the connection ended while work was outstanding */
+  MP_PROTOCOL = 15,     /* the other side does not speak this protocol */
+  MP_VERSION = 16,      /* it does, in another version */
+  MP_AUTH = 17,         /* the cluster secrets differ */
+  MP_DEADLINE = 18,     /* the operation's deadline or progress time-out passed */
   MP_CANCELLED = 19,
-  MP_WAIT_TIMEOUT = 20,       /* the wait ended, the transfer did not; its buffers stay owned */
-  MP_DIGEST = 21,             /* bytes arrived that are not the bytes sent */
-  MP_NOTIFY_FULL = 22,        /* the peer's notification queue is at its bound */
+  MP_WAIT_TIMEOUT = 20, /* the wait ended, the transfer did not; its buffers stay owned */
+  MP_DIGEST = 21,       /* bytes arrived that are not the bytes sent */
+  MP_NOTIFY_FULL = 22,  /* the peer's notification queue is at its bound */
   MP_NO_MEMORY = 23,
-  MP_LIMIT = 24,              /* a documented bound was reached (regions, peers, items) */
-  MP_CLOSED = 25,             /* the engine, peer or region handle was closed */
-  MP_FORKED = 26,             /* used in a forked child */
-  MP_SYSTEM = 27,             /* an operating-system call failed; see sys_errno */
+  MP_LIMIT = 24,  /* a documented bound was reached (regions, peers, items) */
+  MP_CLOSED = 25, /* the engine, peer or region handle was closed */
+  MP_FORKED = 26, /* used in a forked child */
+  MP_SYSTEM = 27, /* an operating-system call failed; see sys_errno */
   MP_INTERNAL = 28
 } mp_status;
 
 typedef struct mp_error {
-  int32_t code;        /* mp_status */
-  int32_t sys_errno;   /* 0 or errno */
-  int64_t item;        /* first item concerned, or -1 */
-  int32_t retryable;   /* 1 when the same call may succeed later */
-  char path[16];       /* "tcp", "local", or "" */
-  char peer[128];      /* "name (host:port)" or "" */
-  char message[512];   /* what was attempted and what happened */
-  char cause[256];     /* the first cause, or "" */
-  char hint[256];      /* what to try, or "" */
+  int32_t code;      /* mp_status */
+  int32_t sys_errno; /* 0 or errno */
+  int64_t item;      /* first item concerned, or -1 */
+  int32_t retryable; /* 1 when the same call may succeed later */
+  char path[16];     /* "tcp", "local", or "" */
+  char peer[128];    /* "name (host:port)" or "" */
+  char message[512]; /* what was attempted and what happened */
+  char cause[256];   /* the first cause, or "" */
+  char hint[256];    /* what to try, or "" */
 } mp_error;
 
 /* ---------------------------------------------------------------- engine */
 
 typedef struct mp_config {
-  uint32_t abi_version;       /* MP_ABI_VERSION */
-  const char *name;           /* shown to peers; NULL: "engine" */
-  const char *listen;         /* "host:port", "[::1]:0"; port 0 picks one; NULL: accepts nobody */
-  const char *transports;     /* "auto" or a comma list of "local", "tcp" */
-  const char *require;        /* NULL, or the one transport every transfer must use */
-  const uint8_t *secret;      /* cluster secret, or NULL */
+  uint32_t abi_version;   /* MP_ABI_VERSION */
+  const char *name;       /* shown to peers; NULL: "engine" */
+  const char *listen;     /* "host:port", "[::1]:0"; port 0 picks one; NULL: accepts nobody */
+  const char *transports; /* "auto" or a comma list of "local", "tcp" */
+  const char *require;    /* NULL, or the one transport every transfer must use */
+  const uint8_t *secret;  /* cluster secret, or NULL */
   size_t secret_bytes;
-  int32_t insecure;           /* allow listening beyond loopback without a secret */
-  uint32_t lanes;             /* TCP connections per peer; 0: chosen from the cores. At most 64 */
-  uint32_t io_threads;        /* 0: chosen from the cores. At most 64 */
-  uint64_t slice_bytes;       /* smallest piece of a large transfer that travels alone; 0: 1 MiB */
-  uint32_t spin_us;           /* how long a waiter or an I/O thread looks before it sleeps; UINT32_MAX: default */
-  uint32_t connect_timeout_ms;   /* 0: 5000 */
-  uint32_t progress_timeout_ms;  /* no byte moved on a busy lane for so long: it is broken. 0: 10000 */
-  uint32_t deadline_ms;          /* default deadline of a transfer. 0: 60000 */
-  uint32_t regions_max;          /* 0: 1048576 */
-  uint32_t peers_max;            /* inbound sessions; 0: 4096 */
-  uint32_t notifications_max;    /* queued, not yet taken; 0: 65536. Each at most 64 KiB */
+  int32_t insecure;             /* allow listening beyond loopback without a secret */
+  uint32_t lanes;               /* TCP connections per peer; 0: chosen from the cores. At most 64 */
+  uint32_t io_threads;          /* 0: chosen from the cores. At most 64 */
+  uint64_t slice_bytes;         /* smallest piece of a large transfer that travels alone; 0: 1 MiB */
+  uint32_t spin_us;             /* how long a waiter or an I/O thread looks before it sleeps; UINT32_MAX: default */
+  uint32_t connect_timeout_ms;  /* 0: 5000 */
+  uint32_t progress_timeout_ms; /* no byte moved on a busy lane for so long: it is broken. 0: 10000 */
+  uint32_t deadline_ms;         /* default deadline of a transfer. 0: 60000 */
+  uint32_t regions_max;         /* 0: 1048576 */
+  uint32_t peers_max;           /* inbound sessions; 0: 4096 */
+  uint32_t notifications_max;   /* queued, not yet taken; 0: 65536. Each at most 64 KiB */
 } mp_config;
 
 /* Fills every field with its default. */
@@ -122,10 +122,10 @@ MP_API size_t mp_probe_json(char *buffer, size_t size);
 #define MP_REGION_WRITABLE 1u
 
 typedef struct mp_region_info {
-  uint64_t id;          /* unique in this engine */
-  uint64_t key;         /* random token that peers must name */
+  uint64_t id;  /* unique in this engine */
+  uint64_t key; /* random token that peers must name */
   uint64_t generation;
-  uint64_t length;      /* bytes */
+  uint64_t length; /* bytes */
   void *address;
   uint32_t flags;       /* MP_REGION_* */
   int32_t engine_owned; /* 1: allocated by the engine */
@@ -136,8 +136,8 @@ typedef struct mp_region_info {
 MP_API mp_status mp_region_allocate(mp_engine *engine, uint64_t nbytes, const char *name, mp_region **region,
                                     mp_error *error);
 /* The memory must stay valid until mp_region_release succeeded or the engine is closed. */
-MP_API mp_status mp_region_register(mp_engine *engine, void *address, uint64_t nbytes, const char *name,
-                                    uint32_t flags, mp_region **region, mp_error *error);
+MP_API mp_status mp_region_register(mp_engine *engine, void *address, uint64_t nbytes, const char *name, uint32_t flags,
+                                    mp_region **region, mp_error *error);
 /* Withdraws the region: peers are refused from now on, and when it returns MP_OK nothing reads or writes it any
  * more. MP_REGION_BUSY while a transfer of this engine uses it. Idempotent. */
 MP_API mp_status mp_region_release(mp_region *region, mp_error *error);
@@ -155,15 +155,20 @@ typedef struct mp_remote_region {
   char name[256];
 } mp_remote_region;
 
-typedef enum mp_peer_state { MP_PEER_CONNECTING = 0, MP_PEER_READY = 1, MP_PEER_LOST_STATE = 2, MP_PEER_CLOSED = 3 } mp_peer_state;
+typedef enum mp_peer_state {
+  MP_PEER_CONNECTING = 0,
+  MP_PEER_READY = 1,
+  MP_PEER_LOST_STATE = 2,
+  MP_PEER_CLOSED = 3
+} mp_peer_state;
 
 typedef struct mp_peer_info {
-  int32_t state;            /* mp_peer_state */
-  uint8_t incarnation[16];  /* of the present connection */
+  int32_t state;           /* mp_peer_state */
+  uint8_t incarnation[16]; /* of the present connection */
   char name[128];
   char address[128];
-  char path[16];            /* the transport in use: "local" or "tcp" */
-  uint64_t regions;         /* known remote regions */
+  char path[16];    /* the transport in use: "local" or "tcp" */
+  uint64_t regions; /* known remote regions */
 } mp_peer_info;
 
 /* Connects, proves the secret both ways, learns the regions. timeout_ms 0: the configured one. */
@@ -205,20 +210,20 @@ typedef struct mp_batch {
 } mp_batch;
 
 typedef struct mp_options {
-  int64_t deadline_ns;    /* from now; 0: the engine's default; negative: already passed */
-  const void *notify;     /* delivered to the peer after the bytes are visible there; NULL: none */
-  size_t notify_bytes;    /* at most 65536 */
-  int32_t digest;         /* 1: digest every item at both ends and compare */
+  int64_t deadline_ns; /* from now; 0: the engine's default; negative: already passed */
+  const void *notify;  /* delivered to the peer after the bytes are visible there; NULL: none */
+  size_t notify_bytes; /* at most 65536 */
+  int32_t digest;      /* 1: digest every item at both ends and compare */
 } mp_options;
 
 typedef enum mp_transfer_state {
   MP_RUNNING = 0,
-  MP_COMPLETED = 1,  /* every item MP_OK, bytes in place at the destination */
-  MP_FAILED = 2,     /* at least one item failed; the others have their own status */
-  MP_STOPPED = 3,    /* cancelled, and nothing can write its buffers any more */
-  MP_EXPIRED = 4,    /* its deadline passed, and nothing can write its buffers any more */
-  MP_UNSETTLED = 5   /* failed, cancelled or expired, but the far side may still write: buffers stay owned. Becomes
-                        one of FAILED, STOPPED, EXPIRED when the far side is known to have stopped */
+  MP_COMPLETED = 1, /* every item MP_OK, bytes in place at the destination */
+  MP_FAILED = 2,    /* at least one item failed; the others have their own status */
+  MP_STOPPED = 3,   /* cancelled, and nothing can write its buffers any more */
+  MP_EXPIRED = 4,   /* its deadline passed, and nothing can write its buffers any more */
+  MP_UNSETTLED = 5  /* failed, cancelled or expired, but the far side may still write: buffers stay owned. Becomes
+                       one of FAILED, STOPPED, EXPIRED when the far side is known to have stopped */
 } mp_transfer_state;
 
 /* Submits one batch. Never blocks on the network. A bad item gets its own status and does not hide the others;
