@@ -269,8 +269,22 @@ void Engine::run(const std::shared_ptr<Transfer> &transfer) {
                            make_error(MP_CLOSED, "the engine is closed"));
     return;
   }
+  if (transfer->deadline_ns <= now_ns()) {
+    transfer->stop(deadline_cause(*transfer));
+    transfer->descs_failed(0, static_cast<uint32_t>(transfer->descs.size()), transfer->stop_cause());
+    return;
+  }
   arm_deadline(transfer->deadline_ns);
   transfer->peer->submit(transfer);
+}
+
+Error Engine::deadline_cause(const Transfer &transfer) {
+  Error cause = transfer.peer->describe(
+      make_error(MP_DEADLINE, "the deadline of a transfer of " + std::to_string(transfer.bytes) + " bytes passed",
+                 "check that the peer is alive, or give a longer deadline="),
+      "");
+  cause.cause = transfer.peer->standing();
+  return cause;
 }
 
 void Engine::arm_deadline(int64_t deadline_ns) {
@@ -289,12 +303,7 @@ void Engine::check_deadlines() {
   deadline_armed_.store(kNever);
   int64_t next = kNever;
   for (const auto &transfer : running.expired(now_ns(), &next)) {
-    Error cause = transfer->peer->describe(
-        make_error(MP_DEADLINE, "the deadline of a transfer of " + std::to_string(transfer->bytes) + " bytes passed",
-                   "check that the peer is alive, or give a longer deadline="),
-        "");
-    cause.cause = transfer->peer->standing();
-    transfer->stop(cause);
+    transfer->stop(deadline_cause(*transfer));
   }
   if (next != kNever) arm_deadline(next);
 }

@@ -91,6 +91,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<std::shared_ptr<Session>> all_sessions() const;
   void arm_deadline(int64_t deadline_ns);
   void check_deadlines();
+  static Error deadline_cause(const Transfer &transfer);
 
   const uint64_t fork_epoch_ = fork_epoch();
   std::string address_;
