@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a way of moving blocks has to offer to be measured.
+
+An engine and a limit are the same kind of thing here: a `Backend` makes, for one row, a target side that is ready to
+be read and written and an initiating side that runs transfers for a given time.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from array import array
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from moonpool.bench.measure import Window
+    from moonpool.bench.work import Layout, Work
+
+__all__ = ["Backend", "InitiatorSide", "Place", "RowSide", "TargetSide"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the two sides meet.
+
+    Attributes:
+        host: the target's address: to listen on, or to reach it by.
+        secret: both sides prove that they know it.
+        insecure: allow listening beyond loopback without a secret.
+        engine_port: where the target's engine listens; 0 picks a port.
+        limit_port: where the target's raw sockets listen; 0 picks a port.
+        timeout: seconds that a single step of either side may take.
+    """
+
+    host: str = "127.0.0.1"
+    secret: bytes | None = field(default=None, repr=False)
+    insecure: bool = False
+    engine_port: int = 0
+    limit_port: int = 0
+    timeout: float = 10.0
+
+
+@dataclass(frozen=True)
+class RowSide:
+    """One side of a row.
+
+    Attributes:
+        work: what is moved.
+        local: the places of the blocks on this side.
+        remote: their places on the other side.
+        memory: this side's memory, the same array for all rows that share it.
+        mode: what a limit waits for: ``acked`` or ``stream``.
+        width: connections or copying threads a limit may use.
+    """
+
+    work: Work
+    local: Layout
+    remote: Layout
+    memory: NDArray[np.uint8]
+    mode: str
+    width: int
+
+
+class TargetSide(ABC):
+    """The side that is read and written."""
+
+    #: What the initiating side needs to know. Crosses the control connection as JSON, except within one process.
+    offer: dict[str, Any]
+
+    def arm(self) -> None:  # noqa: B027 - most targets are always ready
+        """Get ready for one warm-up and one window."""
+
+    def finish(self) -> None:  # noqa: B027
+        """Return when everything `arm` started has ended.
+
+        Raises:
+            BenchError: it ended badly.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what belongs to this row."""
+
+
+class InitiatorSide(ABC):
+    """The side that runs transfers."""
+
+    def __init__(self, threads: int) -> None:
+        #: The next batch of each thread; `run` goes on from there.
+        self.next_batch: array[int] = array("Q", [0] * threads)
+        #: Not 0: end between two transfers.
+        self.stop: array[int] = array("i", [0])
+
+    @property
+    def width(self) -> int | None:
+        """Connections in use, or None where there are none."""
+        return None
+
+    @abstractmethod
+    def run(self, seconds: float) -> Window:
+        """Run transfers for so long, at least one per thread, and return what completed.
+
+        Called by one thread; `stop` and `abort` may be used from another.
+        """
+
+    def abort(self) -> None:  # noqa: B027 - where `stop` is seen soon enough nothing more is needed
+        """End a running `run` at once; this side is of no use afterwards."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what belongs to this row."""
+
+
+class Backend(ABC):
+    """One way to move the blocks of a work. Lives as long as the process takes part in a run."""
+
+    #: What the table and the JSON form call it.
+    name: ClassVar[str]
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+
+    @abstractmethod
+    def target(self, row: RowSide) -> TargetSide:
+        """Make the target side of a row."""
+
+    @abstractmethod
+    def initiator(self, row: RowSide, offer: dict[str, Any]) -> InitiatorSide:
+        """Make the initiating side of a row, connected to the target side that made `offer`."""
+
+    def close(self) -> None:  # noqa: B027 - not every backend keeps something over rows
+        """Give back everything."""

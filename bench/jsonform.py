@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stable JSON form of a run: schema 1, documented in ``docs/bench.md``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from moonpool.bench.results import RowResult
+
+__all__ = ["SCHEMA", "document", "row"]
+
+#: Changed when a key disappears or changes its meaning; new keys do not change it.
+SCHEMA: Final = 1
+
+
+def document(environment: dict[str, Any], results: Sequence[RowResult], *, interrupted: bool = False) -> dict[str, Any]:
+    """Return the whole run."""
+    return {
+        "schema": SCHEMA,
+        "environment": environment,
+        "interrupted": interrupted,
+        "rows": [row(result) for result in results],
+    }
+
+
+def row(result: RowResult) -> dict[str, Any]:
+    """Return one row. What was not measured is None."""
+    work, latency, best = result.work, result.latency, result.limit_latency
+    cpu = result.cpu_s_per_gb
+    return {
+        "backend": result.backend,
+        "transport": work.transport,
+        "op": work.op,
+        "block_bytes": work.block_bytes,
+        "batch": work.batch,
+        "order": work.order,
+        "lanes": result.lanes,
+        "threads": work.threads,
+        "gbytes_per_s": _rounded(result.gbytes_per_s),
+        "ops_per_s": _rounded(result.ops_per_s),
+        "p50_us": _rounded(latency and latency.p50_us),
+        "p99_us": _rounded(latency and latency.p99_us),
+        "p999_us": _rounded(latency and latency.p999_us),
+        "cpu_s_per_gb": _rounded(cpu and sum(cpu)),
+        "limit": result.limit,
+        "limit_gbytes_per_s": _rounded(result.limit_gbytes_per_s),
+        "ratio": _rounded(result.ratio),
+        "verified": result.verified,
+        # Beyond the core of the schema.
+        "cpu_s_per_gb_initiator": _rounded(cpu and cpu[0]),
+        "cpu_s_per_gb_target": _rounded(cpu and cpu[1]),
+        "limit_width": result.limit_width,
+        "limit_p50_us": _rounded(best and best.p50_us),
+        "limit_p99_us": _rounded(best and best.p99_us),
+        "ratios": [_rounded(ratio) for ratio in result.ratios],
+        "rounds": result.rounds,
+        "footprint_bytes": work.footprint_bytes,
+        "complaints": result.complaints,
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    # Six significant digits: more would pretend.
+    return None if value is None else float(f"{value:.6g}")

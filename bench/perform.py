@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From rows to what the user sees: progress, table, JSON, plot, exit status."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.status import Status
+
+from moonpool.bench import jsonform
+from moonpool.bench.environment import describe_run
+from moonpool.bench.errors import ExitStatus
+from moonpool.bench.report import header, report, work_text
+from moonpool.bench.results import RowResult
+from moonpool.bench.runner import Options, Run, Runner
+from moonpool.bench.work import Work
+from moonpool.errors import MoonpoolError
+from moonpool.units import format_bytes
+
+__all__ = ["fixed_parameters", "perform"]
+
+
+class _Progress(Run):
+    """Says on standard error what is measured, when that is a terminal."""
+
+    def __init__(self, rounds: int) -> None:
+        self.results: list[RowResult] = []
+        self._rounds = rounds
+        self._status = Status("starting", console=Console(stderr=True))
+        self._where = ""
+        self._last = ""
+
+    def __enter__(self) -> _Progress:
+        if self._status.console.is_terminal:
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._status.stop()
+
+    def row_begins(self, number: int, count: int, work: Work) -> None:
+        self._where = f"row {number} of {count}: {work_text(RowResult(work, ''))}"
+
+    def round_begins(self, number: int) -> None:
+        self._status.update(f"{self._where}, round {number} of {self._rounds}{self._last}")
+
+    def row_ends(self, result: RowResult) -> None:
+        self.results.append(result)
+        if result.gbytes_per_s is not None and result.ratio is not None:
+            self._last = f" (last: {result.gbytes_per_s:.2f} GB/s, {result.ratio:.2f} of the limit)"
+
+
+def perform(
+    works: Sequence[Work], options: Options, *, json_file: str | None = None, plot_file: Path | None = None
+) -> ExitStatus:
+    """Measure the rows and show what was found, also after Ctrl-C or a failure; return the exit status."""
+    failure: MoonpoolError | None = None
+    interrupted = False
+    target: dict[str, Any] | None = None
+    with _Progress(options.rounds) as progress:
+        try:
+            with Runner(options, progress) as runner:
+                target = runner.describe_target()
+                runner.run(works)
+        except KeyboardInterrupt:
+            interrupted = True
+        except MoonpoolError as error:
+            failure = error
+
+    results = progress.results
+    environment = describe_run(_parameters(works, options), target)
+    if json_file != "-" and results:
+        console = Console(width=None if sys.stdout.isatty() else 120)
+        console.print(header(environment), "", report(results), sep="\n")
+    errors = Console(stderr=True)
+    if json_file is not None:
+        _write_json(jsonform.document(environment, results, interrupted=interrupted), json_file)
+    if plot_file is not None and results:
+        # Imported here: matplotlib is large, and only this option needs it.
+        from moonpool.bench.plot import plot
+
+        plot(results, plot_file)
+    if failure is not None:
+        errors.print(f"mooncake-bench: {failure}", style="bold red", markup=False, highlight=False)
+    if interrupted:
+        errors.print("mooncake-bench: interrupted; the rows above were complete or nearly so", style="yellow")
+    if any(not result.verified for result in results):
+        if json_file == "-":
+            for result in results:
+                for complaint in result.complaints:
+                    errors.print(f"NOT VERIFIED: {work_text(result)}: {complaint}", style="bold red", markup=False)
+        return ExitStatus.NOT_VERIFIED
+    if interrupted:
+        return ExitStatus.INTERRUPTED
+    return ExitStatus.OK if failure is None else ExitStatus.FAILED
+
+
+def _parameters(works: Sequence[Work], options: Options) -> dict[str, Any]:
+    return {
+        "rounds": options.rounds,
+        "duration": options.duration,
+        "warmup": options.warmup,
+        "limit": options.mode,
+        "only": options.only,
+        "target": None if options.target is None else str(options.target),
+        "fixed": fixed_parameters(works),
+    }
+
+
+def fixed_parameters(works: Sequence[Work]) -> dict[str, Any]:
+    """Return what is the same in all rows, so that the table need not say it."""
+    values = {
+        "order": [work.order for work in works],
+        "threads": [work.threads for work in works],
+        "lanes": ["auto" if work.lanes is None else work.lanes for work in works],
+        "footprint": [format_bytes(work.footprint_bytes) for work in works],
+    }
+    return {name: every[0] for name, every in values.items() if every and len(set(every)) == 1}
+
+
+def _write_json(document: dict[str, Any], file: str) -> None:
+    text = json.dumps(document, indent=2) + "\n"
+    if file == "-":
+        sys.stdout.write(text)
+    else:
+        Path(file).write_text(text, encoding="utf-8")

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table and its header, for people with a terminal of 120 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from moonpool.bench.results import RowResult
+from moonpool.units import format_bytes, format_duration
+
+__all__ = ["header", "report", "work_text"]
+
+_NONE: Final = "–"
+#: Ratios from which a row is good, and from which it is fair.
+_GOOD: Final = 0.85
+_FAIR: Final = 0.60
+
+
+@dataclass(frozen=True)
+class _Column:
+    title: str
+    cell: Callable[[RowResult], str | Text]
+    #: Shown only when the rows differ in it; otherwise the header says it.
+    varies: Callable[[RowResult], object] | None = None
+    left: bool = False
+    #: A repeated value is left blank, so that groups are seen.
+    grouped: bool = False
+
+
+def header(environment: dict[str, Any]) -> RenderableType:
+    """Return where and with what the run was made, in a few lines."""
+    parameters = environment["parameters"]
+    lines = [_machine(environment)]
+    if environment["target"] is not None:
+        lines.append(f"target: {_machine(environment['target'])}")
+    tuned = [f"{name} {value}" for name, value in environment["engine_settings"].items()]
+    lines.append(
+        " · ".join(
+            [
+                f"{parameters['rounds']} rounds, each with a window of {format_duration(parameters['duration'])} after "
+                f"{format_duration(parameters['warmup'])} of warm-up",
+                *(f"{name} {value}" for name, value in parameters.get("fixed", {}).items()),
+                *tuned,
+            ]
+        )
+    )
+    return Group(*(Text(line, style="dim") for line in lines))
+
+
+def _machine(host: dict[str, Any]) -> str:
+    version = host["moonpool"] + (f" ({host['revision']})" if host["revision"] else "")
+    parts = [
+        host["host"],
+        host["cpu"] or "unknown CPU",
+        f"{host['cores']} cores",
+        f"Linux {host['kernel']}",
+        f"Python {host['python']}",
+        f"moonpool {version}",
+    ]
+    if host["transparent_hugepage"]:
+        parts.append(f"THP {host['transparent_hugepage']}")
+    if host["governor"]:
+        parts.append(f"governor {host['governor']}")
+    return " · ".join(parts)
+
+
+def report(results: Sequence[RowResult]) -> RenderableType:
+    """Return the table, what it compares with, and what verification complained about."""
+    columns = [
+        column
+        for column in _COLUMNS
+        if column.varies is None or len({column.varies(result) for result in results}) > 1
+    ]
+    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold", collapse_padding=True)
+    for column in columns:
+        table.add_column(column.title, justify="left" if column.left else "right", no_wrap=True)
+    before: list[str | Text] = [""] * len(columns)
+    for result in results:
+        cells = [column.cell(result) for column in columns]
+        shown = []
+        fresh = False
+        for column, cell, above in zip(columns, cells, before, strict=True):
+            fresh = fresh or (column.grouped and cell != above)
+            shown.append(cell if fresh or not column.grouped else "")
+        if fresh and table.row_count:
+            table.add_section()
+        table.add_row(*shown)
+        before = cells
+    parts: list[RenderableType] = [table, Text(_legend(results), style="dim")]
+    complaints = [(work_text(result), text) for result in results for text in result.complaints]
+    parts.extend(Text(f"NOT VERIFIED: {where}: {text}", style="bold red") for where, text in complaints)
+    return Group(*parts)
+
+
+def work_text(result: RowResult) -> str:
+    """Return which row it is."""
+    work = result.work
+    text = f"{work.transport} {work.op} {format_bytes(work.block_bytes)} × {work.batch}"
+    return text if work.order == "sequential" else f"{text} {work.order}"
+
+
+def _legend(results: Sequence[RowResult]) -> str:
+    limits = {result.limit: result for result in results if result.limit is not None}
+    said = [_LIMITS[name].format(width=result.limit_width) for name, result in limits.items()]
+    text = "GB = 10^9 bytes; op = one block; times are of one transfer (a whole batch); medians over rounds."
+    if said:
+        text += f"\nlimit: {'; '.join(said)}. ratio: engine / limit, measured in turn over the same blocks."
+    if any(result.verified for result in results):
+        text += " ok: every byte checked on both sides."
+    return text
+
+
+_LIMITS: Final = {
+    "sockets-acked": "raw sockets in C, up to {width} connections, one acknowledgement per batch",
+    "sockets-stream": "raw sockets in C, up to {width} connections, not acknowledged until the end",
+    "memcpy": "memcpy in C, up to {width} threads",
+}
+
+
+# ---------------------------------------------------------------- cells
+
+
+def _digits(value: float | None) -> str:
+    """Three significant digits, as far as they are in front of the point or just behind it."""
+    if value is None:
+        return _NONE
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _rate(value: float | None) -> str:
+    if value is None:
+        return _NONE
+    for factor, unit in ((1e6, "M"), (1e3, "k")):
+        if value >= factor:
+            return f"{_digits(value / factor)}{unit}"
+    return _digits(value)
+
+
+def _cpu(result: RowResult) -> str:
+    cost = result.cpu_s_per_gb
+    if cost is None:
+        return _NONE
+    ours, theirs = cost
+    return _digits(ours) if theirs == 0 else f"{_digits(ours)}+{_digits(theirs)}"
+
+
+def _ratio(result: RowResult) -> Text:
+    ratio = result.ratio
+    if ratio is None:
+        return Text(_NONE)
+    return Text(f"{ratio:.2f}", style="green" if ratio >= _GOOD else "yellow" if ratio >= _FAIR else "red")
+
+
+def _verified(result: RowResult) -> Text:
+    return Text("ok", style="green") if result.verified else Text("BAD", style="bold red")
+
+
+_COLUMNS: Final = (
+    _Column("transport", lambda row: row.work.transport, left=True, grouped=True),
+    _Column("op", lambda row: row.work.op, left=True, grouped=True),
+    _Column("lanes", lambda row: str(row.lanes or _NONE), varies=lambda row: row.work.lanes),
+    _Column("threads", lambda row: str(row.work.threads), varies=lambda row: row.work.threads),
+    _Column("order", lambda row: row.work.order, varies=lambda row: row.work.order, left=True),
+    _Column("block", lambda row: format_bytes(row.work.block_bytes)),
+    _Column("batch", lambda row: str(row.work.batch)),
+    _Column("GB/s", lambda row: _digits(row.gbytes_per_s)),
+    _Column("ops/s", lambda row: _rate(row.ops_per_s)),
+    _Column("p50 µs", lambda row: _digits(row.latency and row.latency.p50_us)),
+    _Column("p99", lambda row: _digits(row.latency and row.latency.p99_us)),
+    _Column("p99.9", lambda row: _digits(row.latency and row.latency.p999_us)),
+    _Column("CPU s/GB", _cpu),
+    _Column("limit GB/s", lambda row: _digits(row.limit_gbytes_per_s)),
+    _Column("p50 µs", lambda row: _digits(row.limit_latency and row.limit_latency.p50_us)),
+    _Column("ratio", _ratio),
+    _Column("", _verified),
+)

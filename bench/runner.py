@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures rows: in every round one window of the engine and one of its limit, each verified on both sides."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from moonpool.bench.backends import ENGINES, IN_PROCESS, LIMITS, Backend, InitiatorSide, Place, RowSide
+from moonpool.bench.measure import Window
+from moonpool.bench.results import RowResult
+from moonpool.bench.session import KINDS, Memory
+from moonpool.bench.targets import InProcessTarget, RemoteTarget, SpawnedTarget, Target
+from moonpool.bench.verify import Pattern, Verdict
+from moonpool.bench.work import Layout, Work
+
+if TYPE_CHECKING:
+    from moonpool.address import Address
+
+__all__ = ["Options", "Run", "Runner"]
+
+# Filling and checking: far slower than any machine does it, so that only a stuck one is given up.
+_SLOWEST_BYTES_PER_S: Final = 50e6
+_STEP_S: Final = 30.0
+# Longest wait for a transfer that was asked to end.
+_STOP_S: Final = 15.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """How every row is measured.
+
+    Attributes:
+        rounds: windows of each kind.
+        duration: seconds of one window.
+        warmup: seconds ahead of each window.
+        mode: what a socket limit waits for: ``acked`` or ``stream``.
+        only: measure the engine or the limit alone.
+        target: where another benchmark listens; None starts a process on this host.
+        secret: with `target`: what both sides must know.
+    """
+
+    rounds: int = 5
+    duration: float = 1.0
+    warmup: float = 0.2
+    mode: str = "acked"
+    only: Literal["engine", "limit"] | None = None
+    target: Address | None = None
+    secret: bytes | None = None
+
+    @property
+    def kinds(self) -> list[str]:
+        """What each round measures."""
+        return ["engine", "limit"] if self.only is None else [self.only]
+
+
+class Run:
+    """What is to be told while rows are measured. This one tells nobody."""
+
+    def row_begins(self, number: int, count: int, work: Work) -> None:
+        """Row `number` of `count` begins; the first is 1."""
+
+    def round_begins(self, number: int) -> None:
+        """Round `number` of the row begins; the first is 1."""
+
+    def row_ends(self, result: RowResult) -> None:
+        """A row is complete, or as complete as it will be."""
+
+
+class Runner:
+    """Holds the processes, engines and memory of one run. A context manager."""
+
+    def __init__(self, options: Options, observer: Run | None = None) -> None:
+        self._options = options
+        self._observer = observer or Run()
+        self._memory = Memory()
+        self._targets: dict[bool, Target] = {}
+        self._places: dict[bool, Place] = {}
+        self._backends: dict[tuple[str, str], Backend] = {}
+        self._window = 0
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        for backend in self._backends.values():
+            backend.close()
+        try:
+            if kind is None:
+                for target in self._targets.values():
+                    target.goodbye()
+        finally:
+            for target in self._targets.values():
+                target.close()
+
+    def describe_target(self) -> dict[str, Any] | None:
+        """Return the environment of the target where it is another host."""
+        if self._options.target is None:
+            return None
+        description: dict[str, Any] = self._target(in_process=False).call("describe")
+        return description
+
+    def run(self, works: Sequence[Work]) -> None:
+        """Measure every row, and tell the observer.
+
+        A row that is interrupted or fails is told as well when at least one of its rounds is complete.
+        """
+        for number, work in enumerate(works, 1):
+            self._observer.row_begins(number, len(works), work)
+            result = RowResult(work, ENGINES[work.transport].name)
+            try:
+                self._row(result)
+            finally:
+                if result.rounds:
+                    self._observer.row_ends(result)
+
+    # ---------------------------------------------------------------- one row
+
+    def _row(self, result: RowResult) -> None:
+        work = result.work
+        in_process = work.transport in IN_PROCESS
+        target = self._target(in_process)
+        patience = _STEP_S + work.footprint_bytes / _SLOWEST_BYTES_PER_S
+        self._window += 1
+        opening = target.start("open", patience, work=work.to_json(), window=self._window)
+        memory = self._memory.for_row(work.footprint_bytes)
+        layouts = Layout(work, target=False), Layout(work, target=True)
+        pattern = Pattern(memory, layouts[0])
+        if work.op == "read":
+            pattern.fill(self._window)
+        opening()
+        row = RowSide(work, *layouts, memory, self._options.mode, 0)
+        sides: dict[str, InitiatorSide] = {}
+        try:
+            if self._needs_engine(work):
+                sides["engine"] = self._side("engine", row, target)
+                result.lanes = sides["engine"].width
+            row = replace(row, width=self._limit_width(work, result.lanes))
+            if "limit" in self._options.kinds:
+                sides["limit"] = self._side("limit", row, target)
+                result.limit_width = sides["limit"].width
+                result.limit = self._limit_name(work)
+            for number in range(1, self._options.rounds + 1):
+                self._observer.round_begins(number)
+                for kind in self._options.kinds:
+                    window = self._measure(kind, sides[kind], pattern, target, result, patience)
+                    (result.engine if kind == "engine" else result.limits).append(window)
+        finally:
+            for side in sides.values():
+                side.close()
+        target.call("close_row")
+
+    def _measure(
+        self, kind: str, side: InitiatorSide, pattern: Pattern, target: Target, result: RowResult, patience: float
+    ) -> Window:
+        work = result.work
+        self._window += 1
+        filling = target.start("fill", patience, window=self._window)
+        if work.op == "write":
+            pattern.fill(self._window)
+        filling()
+        target.call("arm", kind=kind)
+        first = list(side.next_batch)
+        with _steady():
+            _run(side, self._options.warmup)
+            theirs, ours = target.call("mark"), time.process_time()
+            window = _run(side, self._options.duration)
+            ours = time.process_time() - ours
+            theirs = target.call("mark") - theirs
+        target.call("finish", kind=kind)
+        done = list(zip(first, side.next_batch, strict=True))
+        checking = target.start("check", patience, window=self._window, done=done)
+        if work.op == "read":
+            pattern.expect(self._window, done)
+        verdicts = {"initiator": pattern.check(), "target": Verdict.from_json(checking())}
+        for where, verdict in verdicts.items():
+            if not verdict.ok:
+                result.complaints.append(
+                    f"{kind}, round {len(result.engine if kind == 'engine' else result.limits) + 1}, {where}: "
+                    f"{verdict.blocks_bad} of {work.blocks} blocks are wrong; {verdict.detail}"
+                )
+        return replace(window, cpu_s=(ours, 0.0 if work.transport in IN_PROCESS else theirs))
+
+    # ---------------------------------------------------------------- the two sides
+
+    def _target(self, in_process: bool) -> Target:
+        if in_process not in self._targets:
+            target: Target
+            if in_process:
+                place = Place()
+                target = InProcessTarget(place)
+            elif self._options.target is not None:
+                place = Place(self._options.target.host, secret=self._options.secret)
+                target = RemoteTarget(self._options.target, place)
+            else:
+                target = SpawnedTarget()
+                place = target.place
+            self._targets[in_process] = target
+            self._places[in_process] = place
+        return self._targets[in_process]
+
+    def _side(self, kind: str, row: RowSide, target: Target) -> InitiatorSide:
+        transport = row.work.transport
+        if (kind, transport) not in self._backends:
+            place = self._places[transport in IN_PROCESS]
+            self._backends[kind, transport] = KINDS[kind][transport](place)
+        offer = target.call("offer", kind=kind, mode=row.mode, width=row.width)
+        return self._backends[kind, transport].initiator(row, offer)
+
+    def _needs_engine(self, work: Work) -> bool:
+        # Without a number given, the limit has as many connections as the engine would have.
+        return "engine" in self._options.kinds or (work.lanes is None and work.transport not in IN_PROCESS)
+
+    def _limit_width(self, work: Work, lanes: int | None) -> int:
+        if work.transport in IN_PROCESS:
+            return max(len(os.sched_getaffinity(0)), work.threads)
+        return max(work.lanes or lanes or 1, work.threads)
+
+    def _limit_name(self, work: Work) -> str:
+        name = LIMITS[work.transport].name
+        return name if work.transport in IN_PROCESS else f"{name}-{self._options.mode}"
+
+
+def _run(side: InitiatorSide, seconds: float) -> Window:
+    """Run `side` in a thread of its own, so that Ctrl-C is seen at once."""
+    outcome: list[Window | BaseException] = []
+
+    def work() -> None:
+        try:
+            outcome.append(side.run(seconds))
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            outcome.append(error)
+
+    worker = threading.Thread(target=work, name="mooncake-bench-window", daemon=True)
+    worker.start()
+    try:
+        worker.join()
+    except KeyboardInterrupt:
+        side.stop[0] = 1
+        worker.join(_STOP_S)
+        if worker.is_alive():
+            side.abort()
+            worker.join(_STOP_S)
+        raise
+    result = outcome[0]
+    if isinstance(result, BaseException):
+        raise result
+    return result
+
+
+@contextmanager
+def _steady() -> Iterator[None]:
+    """Keep the garbage collector out of the windows."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From lists of options to rows."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moonpool.bench.errors import UsageError
+from moonpool.bench.verify import WORD_BYTES
+from moonpool.bench.work import Work
+from moonpool.units import format_bytes
+
+__all__ = ["FOOTPRINT_BYTES", "QUICK_FOOTPRINT_BYTES", "Sweep", "quick"]
+
+#: Memory of each side unless told otherwise: several times a last-level cache.
+FOOTPRINT_BYTES = 256 << 20
+#: The quick sweep's: filling and checking it costs more than the windows.
+QUICK_FOOTPRINT_BYTES = 96 << 20
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Every combination of these is a row; the last list varies fastest.
+
+    Attributes:
+        footprint_bytes: memory of each side; None: `FOOTPRINT_BYTES`, or one batch per thread where that is more.
+    """
+
+    transports: Sequence[str]
+    ops: Sequence[str] = ("read", "write")
+    block_bytes: Sequence[int] = (1 << 20,)
+    batches: Sequence[int] = (1,)
+    orders: Sequence[str] = ("sequential",)
+    lanes: Sequence[int | None] = (None,)
+    threads: Sequence[int] = (1,)
+    footprint_bytes: int | None = None
+
+    def works(self) -> list[Work]:
+        """Return the rows.
+
+        Raises:
+            UsageError: a combination is impossible.
+        """
+        return [
+            self._work(*values)
+            for values in itertools.product(
+                self.transports, self.ops, self.lanes, self.threads, self.orders, self.block_bytes, self.batches
+            )
+        ]
+
+    def _work(
+        self, transport: str, op: str, lanes: int | None, threads: int, order: str, block_bytes: int, batch: int
+    ) -> Work:
+        if block_bytes % WORD_BYTES:
+            raise UsageError(
+                f"a block of {block_bytes} bytes cannot be verified: blocks are made of {WORD_BYTES}-byte words",
+                hint=f"--block-size {max(WORD_BYTES, block_bytes // WORD_BYTES * WORD_BYTES)}",
+            )
+        needed = block_bytes * batch * threads
+        footprint = self.footprint_bytes or max(FOOTPRINT_BYTES, needed)
+        if footprint < needed:
+            raise UsageError(
+                f"{threads} x {batch} blocks of {format_bytes(block_bytes)} do not fit into a footprint of "
+                f"{format_bytes(footprint)}",
+                hint=f"--footprint {format_bytes(needed)}, or a smaller batch",
+            )
+        return Work(transport, op, block_bytes, batch, order, threads, lanes, footprint)
+
+
+def quick(transports: Sequence[str]) -> list[Work]:
+    """Return the rows of the sweep without options: under 45 seconds on two cores.
+
+    A batch is at most the footprint, so large blocks come in smaller batches there.
+    """
+    blocks = (4 << 10, 64 << 10, 1 << 20, 16 << 20)
+    return [
+        Work(transport, op, block, min(batch, QUICK_FOOTPRINT_BYTES // block), "sequential", 1, None,
+             QUICK_FOOTPRINT_BYTES)
+        for transport, op, block, batch in itertools.product(transports, ("read", "write"), blocks, (1, 128))
+    ]  # fmt: skip

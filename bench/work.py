@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One row of the benchmark: what is moved, in which order, and how it is cut into batches.
+
+Both processes build the same descriptor list from the same few numbers, so only those numbers travel.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from moonpool.bench.errors import ControlError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["OPS", "ORDERS", "Layout", "Work", "mix"]
+
+OPS: Final = ("read", "write")
+ORDERS: Final = ("sequential", "random")
+
+# SplitMix64 (https://prng.di.unimi.it/splitmix64.c): the same numbers on every machine and for every numpy version.
+_GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
+
+
+def mix(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return a well mixed 64-bit number for each of `numbers`; different numbers give different results."""
+    z = (numbers + np.uint64(1)) * _GOLDEN
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one row moves. Everything in it is agreed between the two processes.
+
+    Attributes:
+        transport: ``tcp``, ``local``.
+        op: ``read`` (target to initiator) or ``write`` (initiator to target).
+        block_bytes: length of one descriptor.
+        batch: descriptors of one transfer.
+        order: ``sequential``, or ``random``: blocks lie in shuffled places on both sides.
+        threads: user threads, each with its own part of the blocks.
+        lanes: connections; None lets the engine choose.
+        footprint_bytes: memory on each side that the batches cycle through.
+    """
+
+    transport: str
+    op: str
+    block_bytes: int
+    batch: int
+    order: str
+    threads: int
+    lanes: int | None
+    footprint_bytes: int
+
+    @property
+    def batches(self) -> int:
+        """Batches of one thread before its blocks repeat."""
+        return self.footprint_bytes // (self.block_bytes * self.batch * self.threads)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks on each side."""
+        return self.batches * self.batch * self.threads
+
+    @property
+    def batch_bytes(self) -> int:
+        """Bytes of one transfer."""
+        return self.block_bytes * self.batch
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `from_json` reads."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: Any) -> Work:
+        """Check what the other process sent.
+
+        Raises:
+            ControlError: it is not a work that this version can do.
+        """
+        kinds = {"transport": str, "op": str, "order": str}
+        if not isinstance(fields, dict) or set(fields) != {field.name for field in dataclasses.fields(cls)}:
+            raise ControlError("the other side described its work in an unknown way", hint="one version on both sides")
+        for name, value in fields.items():
+            optional = name == "lanes" and value is None
+            if not optional and (not isinstance(value, kinds.get(name, int)) or isinstance(value, bool)):
+                raise ControlError(f"the other side asks for {name}={value!r}", hint="one version on both sides")
+        work = cls(**fields)
+        if (
+            work.op not in OPS
+            or work.order not in ORDERS
+            or min(work.block_bytes, work.batch, work.threads) < 1
+            or work.blocks < 1
+        ):
+            raise ControlError(f"the other side asks for {work}", hint="one version on both sides")
+        return work
+
+
+class Layout:
+    """Where the blocks of a work lie on one side.
+
+    Block ``i`` is at `offsets[i]`. Thread ``t`` has the t-th equal part of the blocks, as batches that follow each
+    other; sides differ in their places only.
+    """
+
+    def __init__(self, work: Work, *, target: bool) -> None:
+        self.work = work
+        places = np.arange(work.blocks, dtype=np.uint64)
+        if work.order == "random":
+            # Sorting by mixed numbers is a shuffle that needs no generator both numpy versions agree on.
+            salt = np.uint64(0x7461726765740000 if target else 0x696E697469610000)
+            places = np.argsort(mix(places ^ salt), kind="stable").astype(np.uint64)
+        self.places: NDArray[np.int64] = places.astype(np.int64)
+        self.offsets: NDArray[np.int64] = self.places * work.block_bytes
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int64]:
+        """One length per block, all the same."""
+        return np.full(self.work.blocks, self.work.block_bytes, dtype=np.int64)
+
+    def batch(self, thread: int, index: int) -> slice:
+        """Return which blocks batch `index` of `thread` consists of."""
+        first = (thread * self.work.batches + index % self.work.batches) * self.work.batch
+        return slice(first, first + self.work.batch)
