@@ -16,7 +16,10 @@ namespace moonpool {
 IoThread::IoThread(unsigned index, unsigned spin_us)
     : index_(index), spin_max_ns_(int64_t{spin_us} * 1000), spin_ns_(spin_max_ns_) {}
 
-IoThread::~IoThread() { stop(); }
+IoThread::~IoThread() {
+  stop();
+  dispose();
+}
 
 Error IoThread::start() {
   epoll_ = Fd(epoll_create1(EPOLL_CLOEXEC));
@@ -41,16 +44,21 @@ void IoThread::stop() {
   stopping_.store(true);
   wake();
   thread_.join();
+}
+
+void IoThread::dispose() {
   std::unordered_map<Handler *, std::shared_ptr<Handler>> handlers;
   std::multimap<int64_t, std::function<void()>> timers;
+  std::vector<std::shared_ptr<Handler>> removed;
   {
     std::lock_guard lock(mutex_);
     handlers.swap(handlers_);
     timers.swap(timers_);
+    removed.swap(removed_);
   }
-}
-
-void IoThread::dispose() {
+  timers.clear();
+  handlers.clear();
+  removed.clear();
   epoll_.reset();
   wake_.reset();
 }

@@ -36,11 +36,11 @@ class IoThread {
   ~IoThread();
 
   Error start();
-  // Joins, and drops timers and the handlers that are still registered.
+  // Joins.
   void stop();
   // After stop(): makes the calls that were posted and not made yet, in the caller's thread. True when there were any.
   bool drain() { return run_posted(); }
-  // After the last drain(): gives the descriptors back.
+  // After the last drain(): drops timers and handlers, and gives the descriptors back.
   void dispose();
 
   // These may be called from any thread.

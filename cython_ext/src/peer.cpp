@@ -479,6 +479,16 @@ void Peer::fill(const wire::RegionRecord &record, const Id128 &incarnation, mp_r
 }
 
 Error Peer::find_region(const std::string &name, int64_t deadline_ns, mp_remote_region *out) {
+  bool connected;
+  {
+    std::lock_guard lock(mutex_);
+    connected = state_ == State::kReady;
+  }
+  // What is remembered of a lost peer may be of an incarnation that is gone.
+  if (!connected) {
+    const Error error = ensure(now_ns() + int64_t{engine_->config.connect_timeout_ms} * kMillisecond);
+    if (error) return error;
+  }
   std::unique_lock lock(mutex_);
   const bool ended = changed_.wait_until(lock, time_point(deadline_ns), [&] {
     return state_ == State::kClosed || state_ == State::kLost || by_name_.count(name) != 0;

@@ -180,7 +180,8 @@ MP_API mp_status mp_peer_ensure(mp_peer *peer, uint32_t timeout_ms, mp_error *er
 MP_API mp_status mp_peer_close(mp_peer *peer, mp_error *error);
 MP_API void mp_peer_free(mp_peer *peer);
 MP_API void mp_peer_get_info(const mp_peer *peer, mp_peer_info *info);
-/* Looks a name up among the regions the peer has announced; waits up to timeout_ns for it to be announced. */
+/* Looks a name up among the regions the peer has announced; waits up to timeout_ns for it to be announced. A peer
+ * that was lost is connected again first, within the connect time-out. */
 MP_API mp_status mp_peer_find_region(mp_peer *peer, const char *name, int64_t timeout_ns, mp_remote_region *region,
                                      mp_error *error);
 /* Copies up to `capacity` named regions, ordered by name; returns how many there are. */
