@@ -80,8 +80,7 @@ class MoonpoolError(Exception):
 
 
 def _rebuild(cls: type[MoonpoolError], args: tuple[Any, ...], fields: dict[str, Any]) -> MoonpoolError:
-    error = cls.__new__(cls, *args)
-    error.args = args
+    error = cls(*args)
     for name, value in fields.items():
         setattr(error, name, value)
     return error

@@ -20,6 +20,10 @@ class LateError(MoonpoolError, TimeoutError):
     default_code = "LATE"
 
 
+class FullError(MoonpoolError, MemoryError):
+    default_code = "FULL"
+
+
 class MissingError(MoonpoolError, KeyError):
     default_code = "MISSING"
 
@@ -64,7 +68,7 @@ def test_code_defaults_to_the_class() -> None:
     assert not MoonpoolError("bare").retryable
 
 
-@pytest.mark.parametrize("cls", [MoonpoolError, LostError, LateError, MissingError, ConfigError])
+@pytest.mark.parametrize("cls", [MoonpoolError, LostError, LateError, FullError, MissingError, ConfigError])
 @pytest.mark.parametrize("duplicate", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))])
 def test_copies_keep_every_field(cls: type[MoonpoolError], duplicate) -> None:
     error = full(cls)
