@@ -28,7 +28,7 @@ types() { (cd "$bin" && mypy --config-file "$OLDPWD/pyproject.toml" --cache-dir 
 check "ruff format" ruff format --check --quiet .
 check "ruff" ruff check --quiet .
 check "mypy" types
-check "clang-format" clang-format --dry-run -Werror "${native[@]}"
+check "clang-format" clang-format --dry-run -Werror --ferror-limit=5 "${native[@]}"
 check "cython-lint" cython-lint "${cython[@]}"
 check "codespell" codespell
 check "shellcheck" shellcheck "${scripts[@]}"
