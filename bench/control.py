@@ -7,6 +7,7 @@ not travel.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
@@ -100,11 +101,8 @@ class Channel:
 
     def close(self) -> None:
         """Close the connection; a `receive` in another thread ends. Idempotent."""
-        try:
+        with contextlib.suppress(OSError):  # not connected any more: that is what was wanted
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            # Not connected any more: that is what was wanted.
-            pass
         self._socket.close()
 
     def _gone(self, error: OSError) -> ControlError:

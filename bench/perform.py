@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.status import Status
@@ -15,17 +15,21 @@ from rich.status import Status
 from moonpool.bench import jsonform
 from moonpool.bench.environment import describe_run
 from moonpool.bench.errors import ExitStatus
+from moonpool.bench.plot import plot
 from moonpool.bench.report import header, report, work_text
 from moonpool.bench.results import RowResult
-from moonpool.bench.runner import Options, Run, Runner
+from moonpool.bench.runner import Observer, Options, Runner
 from moonpool.bench.work import Work
 from moonpool.errors import MoonpoolError
 from moonpool.units import format_bytes
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 __all__ = ["fixed_parameters", "perform"]
 
 
-class _Progress(Run):
+class _Progress(Observer):
     """Says on standard error what is measured, when that is a terminal."""
 
     def __init__(self, rounds: int) -> None:
@@ -35,7 +39,7 @@ class _Progress(Run):
         self._where = ""
         self._last = ""
 
-    def __enter__(self) -> _Progress:
+    def __enter__(self) -> Self:
         if self._status.console.is_terminal:
             self._status.start()
         return self
@@ -44,12 +48,15 @@ class _Progress(Run):
         self._status.stop()
 
     def row_begins(self, number: int, count: int, work: Work) -> None:
+        """Show the row."""
         self._where = f"row {number} of {count}: {work_text(RowResult(work, ''))}"
 
     def round_begins(self, number: int) -> None:
+        """Show the round."""
         self._status.update(f"{self._where}, round {number} of {self._rounds}{self._last}")
 
     def row_ends(self, result: RowResult) -> None:
+        """Keep the result."""
         self.results.append(result)
         if result.gbytes_per_s is not None and result.ratio is not None:
             self._last = f" (last: {result.gbytes_per_s:.2f} GB/s, {result.ratio:.2f} of the limit)"
@@ -81,9 +88,6 @@ def perform(
     if json_file is not None:
         _write_json(jsonform.document(environment, results, interrupted=interrupted), json_file)
     if plot_file is not None and results:
-        # Imported here: matplotlib is large, and only this option needs it.
-        from moonpool.bench.plot import plot
-
         plot(results, plot_file)
     if failure is not None:
         errors.print(f"mooncake-bench: {failure}", style="bold red", markup=False, highlight=False)

@@ -7,14 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from moonpool.bench.doctor import Finding
 from moonpool.bench.results import RowResult
 from moonpool.units import format_bytes, format_duration
 
-__all__ = ["header", "report", "work_text"]
+__all__ = ["doctor_table", "header", "report", "work_text"]
 
 _NONE: Final = "–"
 #: Ratios from which a row is good, and from which it is fair.
@@ -36,21 +38,23 @@ class _Column:
 def header(environment: dict[str, Any]) -> RenderableType:
     """Return where and with what the run was made, in a few lines."""
     parameters = environment["parameters"]
-    lines = [_machine(environment)]
-    if environment["target"] is not None:
-        lines.append(f"target: {_machine(environment['target'])}")
-    tuned = [f"{name} {value}" for name, value in environment["engine_settings"].items()]
-    lines.append(
-        " · ".join(
-            [
-                f"{parameters['rounds']} rounds, each with a window of {format_duration(parameters['duration'])} after "
-                f"{format_duration(parameters['warmup'])} of warm-up",
-                *(f"{name} {value}" for name, value in parameters.get("fixed", {}).items()),
-                *tuned,
-            ]
-        )
+    run = (
+        f"{parameters['rounds']} rounds, each with windows of {format_duration(parameters['duration'])} after "
+        f"{format_duration(parameters['warmup'])} of warm-up"
     )
-    return Group(*(Text(line, style="dim") for line in lines))
+    same = [f"{name} {value}" for name, value in parameters["fixed"].items()]
+    lines = [
+        ("host", _machine(environment)),
+        ("target", environment["target"] and _machine(environment["target"])),
+        ("run", run),
+        ("rows", " · ".join(same)),
+        ("tuned", " · ".join(f"{name} {value}" for name, value in environment["engine_settings"].items())),
+    ]
+    grid = Table.grid(padding=(0, 2))
+    for name, text in lines:
+        if text:
+            grid.add_row(Text(name, style="bold"), Text(text, style="dim"))
+    return grid
 
 
 def _machine(host: dict[str, Any]) -> str:
@@ -73,11 +77,9 @@ def _machine(host: dict[str, Any]) -> str:
 def report(results: Sequence[RowResult]) -> RenderableType:
     """Return the table, what it compares with, and what verification complained about."""
     columns = [
-        column
-        for column in _COLUMNS
-        if column.varies is None or len({column.varies(result) for result in results}) > 1
+        column for column in _COLUMNS if column.varies is None or len({column.varies(result) for result in results}) > 1
     ]
-    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold", collapse_padding=True)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="bold", collapse_padding=True)
     for column in columns:
         table.add_column(column.title, justify="left" if column.left else "right", no_wrap=True)
     before: list[str | Text] = [""] * len(columns)
@@ -108,11 +110,12 @@ def work_text(result: RowResult) -> str:
 def _legend(results: Sequence[RowResult]) -> str:
     limits = {result.limit: result for result in results if result.limit is not None}
     said = [_LIMITS[name].format(width=result.limit_width) for name, result in limits.items()]
-    text = "GB = 10^9 bytes; op = one block; times are of one transfer (a whole batch); medians over rounds."
+    text = "GB = 10^9 bytes; op = one block; times in µs, of one transfer (a whole batch); CPU here + in the target."
     if said:
-        text += f"\nlimit: {'; '.join(said)}. ratio: engine / limit, measured in turn over the same blocks."
+        text += f"\nlimit: {'; '.join(said)}."
+        text += "\nratio: engine / limit, in turn over the same blocks. Every figure is the median over the rounds."
     if any(result.verified for result in results):
-        text += " ok: every byte checked on both sides."
+        text += "\nok: every byte was checked after every window, on both sides."
     return text
 
 
@@ -173,12 +176,33 @@ _COLUMNS: Final = (
     _Column("batch", lambda row: str(row.work.batch)),
     _Column("GB/s", lambda row: _digits(row.gbytes_per_s)),
     _Column("ops/s", lambda row: _rate(row.ops_per_s)),
-    _Column("p50 µs", lambda row: _digits(row.latency and row.latency.p50_us)),
+    _Column("p50", lambda row: _digits(row.latency and row.latency.p50_us)),
     _Column("p99", lambda row: _digits(row.latency and row.latency.p99_us)),
     _Column("p99.9", lambda row: _digits(row.latency and row.latency.p999_us)),
     _Column("CPU s/GB", _cpu),
     _Column("limit GB/s", lambda row: _digits(row.limit_gbytes_per_s)),
-    _Column("p50 µs", lambda row: _digits(row.limit_latency and row.limit_latency.p50_us)),
+    _Column("p50", lambda row: _digits(row.limit_latency and row.limit_latency.p50_us)),
     _Column("ratio", _ratio),
     _Column("", _verified),
 )
+
+
+# ---------------------------------------------------------------- doctor
+
+_STYLES: Final = {"OK": "green", "degraded": "yellow", "missing": "red"}
+
+
+def doctor_table(findings: Sequence[Finding]) -> RenderableType:
+    """Return the findings, each with its fix below it."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(ratio=1)
+    for finding in findings:
+        # What is optional and not there is no alarm.
+        style = _STYLES[finding.status] if finding.needed or finding.status != "missing" else "dim"
+        text = Text(finding.found)
+        if finding.fix:
+            text.append(f"\nfix: {finding.fix}", style="cyan")
+        table.add_row(Text(finding.status, style=style), finding.name, text)
+    return table

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import threading
 import time
@@ -21,9 +22,11 @@ from moonpool.bench.verify import Pattern, Verdict
 from moonpool.bench.work import Layout, Work
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from moonpool.address import Address
 
-__all__ = ["Options", "Run", "Runner"]
+__all__ = ["Observer", "Options", "Runner"]
 
 # Filling and checking: far slower than any machine does it, so that only a stuck one is given up.
 _SLOWEST_BYTES_PER_S: Final = 50e6
@@ -44,6 +47,7 @@ class Options:
         only: measure the engine or the limit alone.
         target: where another benchmark listens; None starts a process on this host.
         secret: with `target`: what both sides must know.
+        budget: seconds for all rows together: a row that is late gets fewer rounds, but at least one. None: no bound.
     """
 
     rounds: int = 5
@@ -53,6 +57,7 @@ class Options:
     only: Literal["engine", "limit"] | None = None
     target: Address | None = None
     secret: bytes | None = None
+    budget: float | None = None
 
     @property
     def kinds(self) -> list[str]:
@@ -60,8 +65,8 @@ class Options:
         return ["engine", "limit"] if self.only is None else [self.only]
 
 
-class Run:
-    """What is to be told while rows are measured. This one tells nobody."""
+class Observer:
+    """Is told while rows are measured. This one does not listen."""
 
     def row_begins(self, number: int, count: int, work: Work) -> None:
         """Row `number` of `count` begins; the first is 1."""
@@ -76,16 +81,17 @@ class Run:
 class Runner:
     """Holds the processes, engines and memory of one run. A context manager."""
 
-    def __init__(self, options: Options, observer: Run | None = None) -> None:
+    def __init__(self, options: Options, observer: Observer | None = None) -> None:
         self._options = options
-        self._observer = observer or Run()
+        self._observer = observer or Observer()
         self._memory = Memory()
         self._targets: dict[bool, Target] = {}
         self._places: dict[bool, Place] = {}
         self._backends: dict[tuple[str, str], Backend] = {}
         self._window = 0
+        self._row_end = math.inf
 
-    def __enter__(self) -> Runner:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -111,7 +117,10 @@ class Runner:
 
         A row that is interrupted or fails is told as well when at least one of its rounds is complete.
         """
+        begin = time.monotonic()
         for number, work in enumerate(works, 1):
+            if self._options.budget is not None:
+                self._row_end = begin + self._options.budget * number / len(works)
             self._observer.row_begins(number, len(works), work)
             result = RowResult(work, ENGINES[work.transport].name)
             try:
@@ -147,8 +156,11 @@ class Runner:
                 result.limit_width = sides["limit"].width
                 result.limit = self._limit_name(work)
             for number in range(1, self._options.rounds + 1):
+                if number > 1 and time.monotonic() > self._row_end:
+                    break
                 self._observer.round_begins(number)
-                for kind in self._options.kinds:
+                # Taking turns at being first: neither always finds the caches as the other left them.
+                for kind in self._options.kinds[:: 1 if number % 2 else -1]:
                     window = self._measure(kind, sides[kind], pattern, target, result, patience)
                     (result.engine if kind == "engine" else result.limits).append(window)
         finally:

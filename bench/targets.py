@@ -17,7 +17,6 @@ from typing import Any, Final
 from moonpool.address import Address
 from moonpool.bench import control
 from moonpool.bench.backends import Place
-from moonpool.bench.control import Channel
 from moonpool.bench.errors import ControlError, ExitStatus
 from moonpool.bench.session import TargetSession
 
@@ -64,13 +63,16 @@ class InProcessTarget(Target):
         self._session = TargetSession(place)
 
     def start(self, name: str, timeout: float = 30.0, **arguments: Any) -> Callable[[], Any]:
+        """See `Target`."""
         result = self._session.call(name, arguments)
         return lambda: result
 
     def goodbye(self) -> None:
+        """See `Target`."""
         self._session.close()
 
     def close(self) -> None:
+        """See `Target`."""
         self._session.close()
 
 
@@ -86,13 +88,16 @@ class RemoteTarget(Target):
             raise
 
     def start(self, name: str, timeout: float = 30.0, **arguments: Any) -> Callable[[], Any]:
+        """See `Target`."""
         return self._channel.start(name, arguments, timeout)
 
     def goodbye(self) -> None:
+        """See `Target`."""
         self._channel.send({"goodbye": True}, _GOODBYE_S)
         self._channel.receive(_GOODBYE_S)
 
     def close(self) -> None:
+        """See `Target`."""
         self._channel.close()
 
 
@@ -124,10 +129,12 @@ class SpawnedTarget(Target):
         return self._process.pid
 
     def start(self, name: str, timeout: float = 30.0, **arguments: Any) -> Callable[[], Any]:
+        """See `Target`."""
         assert self._remote is not None
         return self._remote.start(name, timeout, **arguments)
 
     def goodbye(self) -> None:
+        """See `Target`."""
         assert self._remote is not None
         self._remote.goodbye()
         try:
@@ -138,6 +145,7 @@ class SpawnedTarget(Target):
             raise ControlError(f"the target process ended with status {status}")
 
     def close(self) -> None:
+        """See `Target`."""
         if self._remote is not None:
             self._remote.close()
         for pipe in (self._process.stdin, self._process.stdout):
@@ -151,7 +159,8 @@ class SpawnedTarget(Target):
 
     def _greet(self, secret: bytes) -> int:
         pipe_in, pipe_out = self._process.stdin, self._process.stdout
-        assert pipe_in is not None and pipe_out is not None
+        assert pipe_in is not None
+        assert pipe_out is not None
         try:
             pipe_in.write(json.dumps({"secret": secret.hex()}).encode() + b"\n")
             pipe_in.flush()

@@ -19,9 +19,11 @@ class Memcpy(Backend):
     name: ClassVar[str] = "memcpy"
 
     def target(self, row: RowSide) -> TargetSide:
+        """Offer the memory itself."""
         return _Target(row)
 
     def initiator(self, row: RowSide, offer: dict[str, Any]) -> InitiatorSide:
+        """Copy between the two."""
         return _Initiator(row, offer["descriptors"])
 
 

@@ -41,10 +41,12 @@ class _Moonpool(Backend):
         self._peers: dict[str, Peer] = {}
 
     def target(self, row: RowSide) -> TargetSide:
+        """Listen, and offer the row's memory as a region."""
         engine = self._ready(row, str(Address(self.place.host, self.place.engine_port)))
         return _Target({"address": engine.address})
 
     def initiator(self, row: RowSide, offer: dict[str, Any]) -> InitiatorSide:
+        """Connect, and read or write that region from one of its own."""
         engine = self._ready(row, None)
         assert self._region is not None
         address = self._reach(offer["address"])
@@ -53,6 +55,7 @@ class _Moonpool(Backend):
         return _Initiator(engine, self._peers[address], self._region, row)
 
     def close(self) -> None:
+        """Close the engine."""
         self._peers.clear()
         self._region = self._memory = None
         if self._engine is not None:

@@ -45,9 +45,7 @@ def limit_window(run: Callable[[array[int]], tuple[int, int, int, int]]) -> Wind
 
 def limit_error(error: _limits.LimitError) -> BenchError:
     """Return the error of the benchmark for one of the native part."""
-    return BenchError(
-        f"the limit could not be measured: {error}", code=f"BENCH_LIMIT_{error.code}", path="raw sockets"
-    )
+    return BenchError(f"the limit could not be measured: {error}", code=f"BENCH_LIMIT_{error.code}", path="raw sockets")
 
 
 class RawSockets(Backend):
@@ -56,9 +54,11 @@ class RawSockets(Backend):
     name: ClassVar[str] = "sockets"
 
     def target(self, row: RowSide) -> TargetSide:
+        """Listen for the connections of this row."""
         return _Target(self, row)
 
     def initiator(self, row: RowSide, offer: dict[str, Any]) -> InitiatorSide:
+        """Connect when the first window begins."""
         return _Initiator(self, row, offer)
 
     def numeric(self, port: int) -> str:

@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this host offers to transfers, what holds it back, and how to repair that: ``mooncake-bench doctor``."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import resource
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from moonpool.bench.environment import describe_host
+from moonpool.transfer_engine import TransportInfo, probe
+from moonpool.units import format_bytes
+
+__all__ = ["Finding", "Host", "document", "examine", "healthy"]
+
+Status = Literal["OK", "degraded", "missing"]
+
+_FILES_MIN: Final = 4096
+_BUFFER_BYTES_MIN: Final = 4 << 20
+_BACKLOG_MIN: Final = 1024
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+        name: what was looked at.
+        status: ``OK``, ``degraded`` (works, but slower or for fewer than it could) or ``missing``.
+        found: what is there.
+        fix: what to do about it, or ``""``.
+        needed: transfers are impossible without it.
+    """
+
+    name: str
+    status: Status
+    found: str
+    fix: str = ""
+    needed: bool = False
+
+
+def _loaded(library: str) -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL(library)
+    except OSError:
+        return None
+
+
+def _limits() -> dict[str, int]:
+    return {
+        "nofile": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        "memlock": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
+    }
+
+
+@dataclass(frozen=True)
+class Host:
+    """Where the doctor looks. Tests give it another one.
+
+    Attributes:
+        root: in place of ``/``.
+        transports: what the engine says.
+        limits: soft limits of this process: ``nofile``, ``memlock``; -1 is unlimited.
+        load: opens a shared library, or returns None.
+        cores: CPUs this process may use.
+    """
+
+    root: Path = Path("/")
+    transports: Callable[[], list[TransportInfo]] = probe
+    limits: dict[str, int] = field(default_factory=_limits)
+    load: Callable[[str], ctypes.CDLL | None] = _loaded
+    cores: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
+
+    def read(self, path: str) -> str | None:
+        """Return the text of a file of the system without its last line break, or None where it is not there."""
+        try:
+            return (self.root / path).read_text(encoding="utf-8", errors="replace").strip()
+        except OSError:
+            return None
+
+    def names(self, path: str) -> list[str]:
+        """Return the entries of a folder of the system, sorted; none where it is not there."""
+        try:
+            return sorted(entry.name for entry in (self.root / path).iterdir())
+        except OSError:
+            return []
+
+
+def examine(host: Host | None = None) -> list[Finding]:
+    """Look at everything."""
+    host = host or Host()
+    return [finding for check in _CHECKS for finding in check(host)]
+
+
+def healthy(findings: list[Finding]) -> bool:
+    """Whether nothing that transfers need is missing."""
+    return not any(finding.needed and finding.status == "missing" for finding in findings)
+
+
+def document(findings: list[Finding]) -> dict[str, Any]:
+    """Return the JSON form, documented in ``docs/bench.md``."""
+    return {
+        "schema": 1,
+        "environment": describe_host(),
+        "healthy": healthy(findings),
+        "checks": [
+            {name: getattr(finding, name) for name in ("name", "status", "found", "fix", "needed")}
+            for finding in findings
+        ],
+    }
+
+
+# ---------------------------------------------------------------- checks, in the order of the report
+
+
+def _transports(host: Host) -> Iterator[Finding]:
+    for transport in host.transports():
+        name = f"transport {transport.name}"
+        needed = transport.name == "tcp"
+        if transport.available:
+            yield Finding(name, "OK", transport.reason or "available", needed=needed)
+        else:
+            yield Finding(name, "missing", transport.reason or "not available", needed=needed)
+
+
+def _cores(host: Host) -> Iterator[Finding]:
+    if host.cores >= 2:
+        yield Finding("CPU cores", "OK", str(host.cores))
+    else:
+        yield Finding(
+            "CPU cores", "degraded", "1: sender and receiver take turns",
+            "a larger CPU share: taskset, cpuset, or the container's CPU limit",
+        )  # fmt: skip
+
+
+def _governor(host: Host) -> Iterator[Finding]:
+    governor = host.read("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+    if governor is None:
+        return  # decided outside of this machine: most virtual ones
+    if governor == "performance":
+        yield Finding("CPU governor", "OK", governor)
+    else:
+        yield Finding("CPU governor", "degraded", f"{governor}: figures vary with the clock",
+                      "cpupower frequency-set -g performance")  # fmt: skip
+
+
+def _numa(host: Host) -> Iterator[Finding]:
+    nodes = [name for name in host.names("sys/devices/system/node") if re.fullmatch(r"node\d+", name)]
+    if len(nodes) <= 1:
+        yield Finding("NUMA nodes", "OK", "1")
+    elif host.read("proc/sys/kernel/numa_balancing") not in (None, "0"):
+        yield Finding(
+            "NUMA nodes", "degraded", f"{len(nodes)}, and the kernel moves pages between them (numa_balancing)",
+            "sysctl -w kernel.numa_balancing=0",
+        )  # fmt: skip
+    else:
+        yield Finding("NUMA nodes", "OK", f"{len(nodes)}; numactl keeps a process and its memory on one of them")
+
+
+def _hugepages(host: Host) -> Iterator[Finding]:
+    match = re.search(r"\[(\w+)\]", host.read("sys/kernel/mm/transparent_hugepage/enabled") or "")
+    if match is None:
+        yield Finding("transparent huge pages", "degraded", "not in this kernel: copies touch more pages")
+    elif match[1] == "never":
+        yield Finding(
+            "transparent huge pages", "degraded", "never: copies touch more pages",
+            "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+        )  # fmt: skip
+    else:
+        yield Finding("transparent huge pages", "OK", match[1])
+
+
+def _open_files(host: Host) -> Iterator[Finding]:
+    files = host.limits["nofile"]
+    if files == -1 or files >= _FILES_MIN:
+        yield Finding("open files", "OK", "unlimited" if files == -1 else f"{files} (ulimit -n)")
+    else:
+        yield Finding("open files", "degraded", f"{files} (ulimit -n): every peer takes several",
+                      "ulimit -n 65536, or LimitNOFILE=65536 in the unit")  # fmt: skip
+
+
+def _memlock(host: Host) -> Iterator[Finding]:
+    limit = host.limits["memlock"]
+    size = "unlimited" if limit == -1 else format_bytes(limit)
+    if limit == -1:
+        yield Finding("locked memory", "OK", size)
+    elif _rdma_names(host):
+        yield Finding(
+            "locked memory", "degraded", f"{size} (ulimit -l): RDMA devices are here, and what they move is locked",
+            "ulimit -l unlimited, LimitMEMLOCK=infinity in the unit, or --ulimit memlock=-1 for the container",
+        )  # fmt: skip
+    else:
+        yield Finding("locked memory", "OK", f"{size} (ulimit -l); nothing here locks memory")
+
+
+def _socket_buffers(host: Host) -> Iterator[Finding]:
+    for name, default in (("tcp_rmem", "4096 131072 6291456"), ("tcp_wmem", "4096 16384 4194304")):
+        text = host.read(f"proc/sys/net/ipv4/{name}")
+        numbers = [int(number) for number in (text or "").split()]
+        if len(numbers) != 3:
+            continue  # another network namespace may hide it
+        if numbers[2] >= _BUFFER_BYTES_MIN:
+            yield Finding(f"socket buffers {name}", "OK", f"up to {format_bytes(numbers[2])}")
+        else:
+            yield Finding(
+                f"socket buffers {name}", "degraded", f"up to {format_bytes(numbers[2])}: long fast paths stay empty",
+                f'sysctl -w net.ipv4.{name}="{default}"',
+            )  # fmt: skip
+
+
+def _backlog(host: Host) -> Iterator[Finding]:
+    text = host.read("proc/sys/net/core/somaxconn")
+    if text is None:
+        return
+    if int(text) >= _BACKLOG_MIN:
+        yield Finding("connection backlog", "OK", f"{text} (somaxconn)")
+    else:
+        yield Finding("connection backlog", "degraded", f"{text} (somaxconn): many peers at once wait for retries",
+                      "sysctl -w net.core.somaxconn=4096")  # fmt: skip
+
+
+_PTRACE: Final = {
+    "1": "1: only a parent may read its children",
+    "2": "2: only with CAP_SYS_PTRACE",
+    "3": "3: nobody may",
+}
+
+
+def _process_vm(host: Host) -> Iterator[Finding]:
+    if not _can_read_itself(host):
+        yield Finding(
+            "process_vm_readv", "missing", "the system call is refused, as a sandbox does",
+            "a seccomp profile that allows process_vm_readv and process_vm_writev",
+        )  # fmt: skip
+        return
+    scope = host.read("proc/sys/kernel/yama/ptrace_scope")
+    if scope in (None, "0"):
+        yield Finding("process_vm_readv", "OK", "processes of one user may read each other")
+    else:
+        yield Finding(
+            "process_vm_readv", "degraded", f"ptrace_scope is {_PTRACE.get(str(scope), scope)}",
+            "sysctl -w kernel.yama.ptrace_scope=0, or CAP_SYS_PTRACE",
+        )  # fmt: skip
+
+
+class _Iovec(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def _can_read_itself(host: Host) -> bool:
+    libc = host.load("libc.so.6")
+    if libc is None:
+        return False
+    source, copy = ctypes.create_string_buffer(b"moonpool"), ctypes.create_string_buffer(8)
+    remote = _Iovec(ctypes.addressof(source), 8)
+    local = _Iovec(ctypes.addressof(copy), 8)
+    libc.process_vm_readv.restype = ctypes.c_ssize_t
+    read = libc.process_vm_readv(
+        os.getpid(), ctypes.byref(local), ctypes.c_ulong(1), ctypes.byref(remote), ctypes.c_ulong(1), ctypes.c_ulong(0)
+    )
+    return bool(read == 8) and copy.raw == b"moonpool"
+
+
+def _rdma_names(host: Host) -> list[str]:
+    return host.names("sys/class/infiniband")
+
+
+def _rdma(host: Host) -> Iterator[Finding]:
+    names = _rdma_names(host)
+    verbs = host.load("libibverbs.so.1")
+    if verbs is None:
+        here = f"; the kernel has {', '.join(names)}" if names else ""
+        yield Finding("RDMA", "missing", f"libibverbs is not installed{here}",
+                      "apt-get install libibverbs1 ibverbs-providers")  # fmt: skip
+        return
+    usable = _verbs_devices(verbs)
+    if not usable:
+        if names:
+            yield Finding(
+                "RDMA", "missing", f"the kernel has {', '.join(names)}, libibverbs opens none of them",
+                "--device=/dev/infiniband for the container, and the provider package (ibverbs-providers)",
+            )  # fmt: skip
+        else:
+            yield Finding("RDMA", "missing", "libibverbs is installed, there is no device")
+        return
+    for name in usable:
+        yield _rdma_device(host, name)
+
+
+def _verbs_devices(verbs: ctypes.CDLL) -> list[str]:
+    count = ctypes.c_int(0)
+    verbs.ibv_get_device_list.restype = ctypes.POINTER(ctypes.c_void_p)
+    verbs.ibv_get_device_name.restype = ctypes.c_char_p
+    verbs.ibv_get_device_name.argtypes = [ctypes.c_void_p]
+    devices = verbs.ibv_get_device_list(ctypes.byref(count))
+    if not devices:
+        return []
+    names = [verbs.ibv_get_device_name(devices[index]).decode() for index in range(count.value)]
+    verbs.ibv_free_device_list.argtypes = [ctypes.POINTER(ctypes.c_void_p)]
+    verbs.ibv_free_device_list(devices)
+    return names
+
+
+def _rdma_device(host: Host, name: str) -> Finding:
+    ports = []
+    for port in host.names(f"sys/class/infiniband/{name}/ports"):
+        folder = f"sys/class/infiniband/{name}/ports/{port}"
+        state = (host.read(f"{folder}/state") or "unknown").rpartition(": ")[2]
+        about = [state, host.read(f"{folder}/rate"), host.read(f"{folder}/link_layer")]
+        ports.append((state, f"port {port} {', '.join(part for part in about if part)}"))
+    found = "; ".join(text for _, text in ports) or "no port is visible"
+    if any(state == "ACTIVE" for state, _ in ports):
+        return Finding(f"RDMA {name}", "OK", found)
+    return Finding(
+        f"RDMA {name}", "degraded", found, "cable, switch port and `ip link set up`; for Soft-RoCE `rdma link`"
+    )
+
+
+def _gpus(host: Host) -> Iterator[Finding]:
+    cuda = host.load("libcuda.so.1")
+    if cuda is None:
+        yield Finding("GPU", "missing", "libcuda is not here", "the NVIDIA driver; --gpus all for the container")
+        return
+    problem = cuda.cuInit(0)
+    if problem:
+        yield Finding("GPU", "missing", f"libcuda is here, cuInit says {problem}",
+                      "nvidia-smi on this host; --gpus all for the container")  # fmt: skip
+        return
+    count = ctypes.c_int(0)
+    cuda.cuDeviceGetCount(ctypes.byref(count))
+    if count.value == 0:
+        yield Finding("GPU", "missing", "libcuda is here, no device is visible", "CUDA_VISIBLE_DEVICES")
+    for index in range(count.value):
+        name = ctypes.create_string_buffer(128)
+        cuda.cuDeviceGetName(name, ctypes.c_int(len(name)), ctypes.c_int(index))
+        yield Finding(f"GPU {index}", "OK", name.value.decode(errors="replace"))
+
+
+_CHECKS: Final = (
+    _transports,
+    _cores,
+    _governor,
+    _numa,
+    _hugepages,
+    _open_files,
+    _memlock,
+    _socket_buffers,
+    _backlog,
+    _process_vm,
+    _rdma,
+    _gpus,
+)

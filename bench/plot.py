@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A picture of a run: rate over block size, each line beside its limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from moonpool.bench.errors import UsageError
+from moonpool.bench.results import RowResult
+from moonpool.units import format_bytes
+
+__all__ = ["plot", "require_matplotlib"]
+
+
+def require_matplotlib() -> None:
+    """Say before anything is measured that the picture cannot be drawn.
+
+    Raises:
+        UsageError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib  # noqa: F401 - only whether it is there
+    except ImportError as error:
+        raise UsageError(
+            "--plot needs matplotlib, which is not installed", hint="pip install 'moonpool[plot]'"
+        ) from error
+
+
+def plot(results: Sequence[RowResult], file: Path) -> None:
+    """Draw `results` into `file`; its suffix says how (``.png``, ``.svg``, ``.pdf``)."""
+    # The object-oriented interface: it needs no display and no global state.
+    from matplotlib.figure import Figure
+
+    panels = sorted({(result.work.transport, result.work.op) for result in results}, reverse=True)
+    figure = Figure(figsize=(6 * min(2, len(panels)), 4.2 * ((len(panels) + 1) // 2)), layout="constrained")
+    for index, panel in enumerate(panels):
+        axes = figure.add_subplot((len(panels) + 1) // 2, min(2, len(panels)), index + 1)
+        rows = [result for result in results if (result.work.transport, result.work.op) == panel]
+        sizes = sorted({result.work.block_bytes for result in rows})
+        for label, line in _lines(rows).items():
+            line.sort(key=lambda result: result.work.block_bytes)
+            x = [result.work.block_bytes for result in line]
+            colour = None
+            if any(result.engine for result in line):
+                (drawn,) = axes.plot(x, [result.gbytes_per_s for result in line], marker="o", label=label)
+                colour = drawn.get_color()
+            if any(result.limits for result in line):
+                axes.plot(
+                    x, [result.limit_gbytes_per_s for result in line], linestyle="--", marker=".", color=colour,
+                    label=f"limit, {label}",
+                )  # fmt: skip
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sizes, [format_bytes(size) for size in sizes])
+        axes.set_ylim(bottom=0)
+        axes.set_title(" ".join(panel))
+        axes.set_xlabel("block")
+        axes.set_ylabel("GB/s (10^9 bytes)")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    figure.savefig(file, dpi=120)
+
+
+def _lines(rows: Sequence[RowResult]) -> dict[str, list[RowResult]]:
+    """One line for everything but the block size."""
+    varying = [
+        (name, of)
+        for name, of in (
+            ("order", lambda row: row.work.order),
+            ("lanes", lambda row: row.lanes),
+            ("threads", lambda row: row.work.threads),
+        )
+        if len({of(row) for row in rows}) > 1
+    ]
+    lines: dict[str, list[RowResult]] = {}
+    for row in rows:
+        label = ", ".join([f"batch {row.work.batch}", *(f"{name} {of(row)}" for name, of in varying)])
+        lines.setdefault(label, []).append(row)
+    return lines
