@@ -198,7 +198,7 @@ def cli(ctx: click.Context, json_file: str | None, plot_file: Path | None) -> No
 )
 @click.option("--insecure", is_flag=True, help="Listen beyond loopback without a secret.")
 @click.pass_context
-def transfer(ctx: click.Context, **given: Any) -> None:
+def transfer(ctx: click.Context, /, **given: Any) -> None:
     """Measure every combination of the options given: lists are swept.
 
     Sizes are powers of two (4KiB, 1MiB), rates are decimal (GB/s = 10^9 bytes per second). An op is one block; p50,

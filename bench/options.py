@@ -20,7 +20,7 @@ __all__ = ["ADDRESS", "DURATION", "SECRET", "SIZE", "Choices", "ListOf", "Value"
 T = TypeVar("T")
 
 
-class Value(click.ParamType, Generic[T]):
+class Value(click.ParamType, Generic[T]):  # type: ignore[type-arg]  # not generic before click 8.3
     """A value that one of the project's own parsers reads."""
 
     def __init__(self, name: str, parse: Callable[[str], T]) -> None:

@@ -118,7 +118,7 @@ def _parameters(works: Sequence[Work], options: Options) -> dict[str, Any]:
 
 def fixed_parameters(works: Sequence[Work]) -> dict[str, Any]:
     """Return what is the same in all rows, so that the table need not say it."""
-    values = {
+    values: dict[str, list[Any]] = {
         "order": [work.order for work in works],
         "threads": [work.threads for work in works],
         "lanes": ["auto" if work.lanes is None else work.lanes for work in works],

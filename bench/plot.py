@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from moonpool.bench.errors import UsageError
 from moonpool.bench.results import RowResult
 from moonpool.units import format_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["plot", "require_matplotlib"]
 
@@ -40,16 +44,16 @@ def plot(results: Sequence[RowResult], file: Path) -> None:
         sizes = sorted({result.work.block_bytes for result in rows})
         for label, line in _lines(rows).items():
             line.sort(key=lambda result: result.work.block_bytes)
-            x = [result.work.block_bytes for result in line]
-            colour = None
-            if any(result.engine for result in line):
-                (drawn,) = axes.plot(x, [result.gbytes_per_s for result in line], marker="o", label=label)
-                colour = drawn.get_color()
-            if any(result.limits for result in line):
-                axes.plot(
-                    x, [result.limit_gbytes_per_s for result in line], linestyle="--", marker=".", color=colour,
-                    label=f"limit, {label}",
-                )  # fmt: skip
+            colour = _line(axes, line, [result.gbytes_per_s for result in line], marker="o", label=label)
+            _line(
+                axes,
+                line,
+                [result.limit_gbytes_per_s for result in line],
+                marker=".",
+                linestyle="--",
+                color=colour,
+                label=f"limit, {label}",
+            )
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [format_bytes(size) for size in sizes])
         axes.set_ylim(bottom=0)
@@ -63,17 +67,22 @@ def plot(results: Sequence[RowResult], file: Path) -> None:
 
 def _lines(rows: Sequence[RowResult]) -> dict[str, list[RowResult]]:
     """One line for everything but the block size."""
-    varying = [
-        (name, of)
-        for name, of in (
-            ("order", lambda row: row.work.order),
-            ("lanes", lambda row: row.lanes),
-            ("threads", lambda row: row.work.threads),
-        )
-        if len({of(row) for row in rows}) > 1
+    named: list[tuple[str, Callable[[RowResult], object]]] = [
+        ("order", lambda row: row.work.order),
+        ("lanes", lambda row: row.lanes),
+        ("threads", lambda row: row.work.threads),
     ]
+    varying = [(name, of) for name, of in named if len({of(row) for row in rows}) > 1]
     lines: dict[str, list[RowResult]] = {}
     for row in rows:
         label = ", ".join([f"batch {row.work.batch}", *(f"{name} {of(row)}" for name, of in varying)])
         lines.setdefault(label, []).append(row)
     return lines
+
+
+def _line(axes: Axes, rows: Sequence[RowResult], rates: Sequence[float | None], **style: Any) -> Any:
+    points = [(row.work.block_bytes, rate) for row, rate in zip(rows, rates, strict=True) if rate is not None]
+    if not points:
+        return None
+    (drawn,) = axes.plot([size for size, _ in points], [rate for _, rate in points], **style)
+    return drawn.get_color()

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from moonpool.bench.doctor import Finding
+from moonpool.bench.measure import Percentiles
 from moonpool.bench.results import RowResult
 from moonpool.units import format_bytes, format_duration
 
@@ -147,6 +148,10 @@ def _rate(value: float | None) -> str:
     return _digits(value)
 
 
+def _time(latency: Percentiles | None, name: str) -> str:
+    return _digits(getattr(latency, name) if latency is not None else None)
+
+
 def _cpu(result: RowResult) -> str:
     cost = result.cpu_s_per_gb
     if cost is None:
@@ -176,12 +181,12 @@ _COLUMNS: Final = (
     _Column("batch", lambda row: str(row.work.batch)),
     _Column("GB/s", lambda row: _digits(row.gbytes_per_s)),
     _Column("ops/s", lambda row: _rate(row.ops_per_s)),
-    _Column("p50", lambda row: _digits(row.latency and row.latency.p50_us)),
-    _Column("p99", lambda row: _digits(row.latency and row.latency.p99_us)),
-    _Column("p99.9", lambda row: _digits(row.latency and row.latency.p999_us)),
+    _Column("p50", lambda row: _time(row.latency, "p50_us")),
+    _Column("p99", lambda row: _time(row.latency, "p99_us")),
+    _Column("p99.9", lambda row: _time(row.latency, "p999_us")),
     _Column("CPU s/GB", _cpu),
     _Column("limit GB/s", lambda row: _digits(row.limit_gbytes_per_s)),
-    _Column("p50", lambda row: _digits(row.limit_latency and row.limit_latency.p50_us)),
+    _Column("p50", lambda row: _time(row.limit_latency, "p50_us")),
     _Column("ratio", _ratio),
     _Column("", _verified),
 )
