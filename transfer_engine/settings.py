@@ -80,8 +80,8 @@ class EngineSettings:
         1 << 20,
         "Smallest piece of a large transfer that travels alone over a lane.",
         unit="bytes",
-        minimum=4096,
-        maximum=1 << 30,
+        minimum=64 << 10,
+        maximum=32 << 20,
     )
     spin_us: int | None = setting(
         None,

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the engine are made of: a client of the wire protocol, other processes, bad networks, leak checks."""
+"""What the engine's tests are made of: a client of the wire protocol, other processes, bad networks, leak checks."""

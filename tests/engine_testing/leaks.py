@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,18 +11,14 @@ from pathlib import Path
 
 
 def threads() -> set[str]:
-    return set(os.listdir("/proc/self/task"))
+    return {entry.name for entry in Path("/proc/self/task").iterdir()}
 
 
 def descriptors() -> dict[str, str]:
     """Return what each open descriptor refers to."""
-    found = {}
-    for entry in Path("/proc/self/fd").iterdir():
-        try:
-            found[entry.name] = str(entry.readlink())
-        except FileNotFoundError:  # the descriptor of the listing itself
-            continue
-    return found
+    # The descriptor of the listing itself is gone by the time it is looked at.
+    entries = [entry for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
+    return {entry.name: str(entry.readlink()) for entry in entries}
 
 
 def sockets() -> int:

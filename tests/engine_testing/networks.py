@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from moonpool.address import parse_address
@@ -37,7 +38,7 @@ class Relay:
         #: What was taken from one side, and what was given to the other.
         self.taken_bytes = 0
         self.forwarded_bytes = 0
-        self.address = "127.0.0.1:%d" % self._listener.getsockname()[1]
+        self.address = _address(self._listener)
         self._start(self._accept)
 
     def stall(self) -> None:
@@ -63,8 +64,8 @@ class Relay:
             thread.join()
         self._listener.close()
 
-    def _start(self, work: object, *arguments: object) -> None:
-        thread = threading.Thread(target=work, args=arguments, daemon=True)  # type: ignore[arg-type]
+    def _start(self, work: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=work, args=arguments, daemon=True)
         self._threads.append(thread)
         thread.start()
 
@@ -110,12 +111,15 @@ class Relay:
             self.stalled.set()
 
 
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()
+    return f"{host}:{port}"
+
+
 def _shutdown(sock: socket.socket) -> None:
-    try:
+    # It may be closed already, or not be connected: either way nobody reads from it.
+    with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        # Already closed, or never connected: either way nobody reads from it.
-        pass
 
 
 @contextmanager
@@ -138,7 +142,7 @@ def unaccepting_host() -> Iterator[str]:
             for filler in fillers:
                 filler.setblocking(False)
                 filler.connect_ex(listener.getsockname())
-            yield "127.0.0.1:%d" % listener.getsockname()[1]
+            yield _address(listener)
         finally:
             for filler in fillers:
                 filler.close()
@@ -148,4 +152,4 @@ def unaccepting_host() -> Iterator[str]:
 def mute_host() -> Iterator[str]:
     """An address that accepts connections and never says a word."""
     with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
-        yield "127.0.0.1:%d" % listener.getsockname()[1]
+        yield _address(listener)

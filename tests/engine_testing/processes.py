@@ -11,7 +11,10 @@ import subprocess
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _TESTS = str(Path(__file__).parents[1])
 
@@ -74,7 +77,7 @@ class Target:
         self._stdout.close()
         return self._process.returncode
 
-    def __enter__(self) -> Target:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

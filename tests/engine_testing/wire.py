@@ -12,9 +12,12 @@ import os
 import socket
 import struct
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from moonpool.address import parse_address
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 MAGIC = b"MOONPOOL"
 VERSION = 1
@@ -198,7 +201,7 @@ class Client:
         for sock in [self.control, *self.lanes]:
             sock.close()
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -111,7 +111,7 @@ def test_a_closed_engine_refuses_everything() -> None:
         lambda: engine.allocate(64),
         lambda: engine.register(bytearray(64)),
         lambda: engine.connect("127.0.0.1:1"),
-        lambda: engine.notifications(),
+        engine.notifications,
         lambda: engine.notifications(timeout=10.0),
     ):
         with pytest.raises(ClosedError) as caught:
@@ -150,34 +150,37 @@ def test_closing_from_several_threads_returns_when_it_is_closed(open_engine: Ope
     assert resizable == [True] * 8
 
 
-def test_closing_while_others_use_it(open_pair: object, open_engine: OpenEngine) -> None:
+def test_closing_while_others_use_it(open_engine: OpenEngine) -> None:
     """Whatever is called while the engine closes either works or says that it is closed."""
     for _ in range(5):
-        engine = open_engine()
-        unexpected: list[BaseException] = []
-        started = threading.Barrier(4)
+        _close_while_used(open_engine())
 
-        def use(engine: TransferEngine = engine, started: threading.Barrier = started) -> None:
-            started.wait()
-            try:
-                while True:
-                    engine.allocate(4096).release()
-                    engine.register(bytearray(64))
-                    engine.notifications()
-                    engine.stats()
-            except ClosedError:
-                pass
-            except BaseException as error:  # noqa: BLE001 - collected for the assertion
-                unexpected.append(error)
 
-        threads = [threading.Thread(target=use) for _ in range(3)]
-        for thread in threads:
-            thread.start()
+def _close_while_used(engine: TransferEngine) -> None:
+    unexpected: list[BaseException] = []
+    started = threading.Barrier(4)
+
+    def use() -> None:
         started.wait()
-        engine.close()
-        for thread in threads:
-            thread.join()
-        assert not unexpected
+        try:
+            while True:
+                engine.allocate(4096).release()
+                engine.register(bytearray(64))
+                engine.notifications()
+                engine.stats()
+        except ClosedError:
+            pass
+        except BaseException as error:  # noqa: BLE001 - collected for the assertion
+            unexpected.append(error)
+
+    threads = [threading.Thread(target=use) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    started.wait()
+    engine.close()
+    for thread in threads:
+        thread.join()
+    assert not unexpected
 
 
 def test_an_unclosed_engine_warns_with_the_place_it_was_made() -> None:

@@ -139,7 +139,7 @@ def test_connecting_to_a_name_that_does_not_exist(open_engine: OpenEngine) -> No
 def test_connecting_to_a_closed_port(open_engine: OpenEngine) -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
-        address = "127.0.0.1:%d" % sock.getsockname()[1]
+        address = f"127.0.0.1:{sock.getsockname()[1]}"
         with pytest.raises(ConnectError) as caught:
             open_engine(listen=None).connect(address)
     assert address in str(caught.value)
@@ -215,7 +215,7 @@ def test_a_closed_peer(pair: Pair) -> None:
     assert pair.peer.state is PeerState.CLOSED
     for call in (
         lambda: pair.client.read(pair.peer, pair.local, pair.remote).wait(),
-        lambda: pair.peer.ensure(),
+        pair.peer.ensure,
         lambda: pair.peer.regions.wait("never", 0.0),
     ):
         with pytest.raises(ClosedError):

@@ -8,7 +8,7 @@ import ctypes
 import gc
 import mmap
 import weakref
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -181,7 +181,7 @@ SOURCES = {
     "bytearray": lambda: bytearray(4096),
     "memoryview": lambda: memoryview(bytearray(4096))[1024:],
     "array": lambda: array.array("d", [0.0] * 512),
-    "ctypes": lambda: (ctypes.c_uint8 * 4096)(),
+    "ctypes": ctypes.c_uint8 * 4096,
     "mmap": lambda: mmap.mmap(-1, 4096),
     "numpy": lambda: np.zeros(4096, dtype=np.uint8),
     "numpy 2-d": lambda: np.zeros((32, 32), dtype=np.float32),
@@ -246,7 +246,12 @@ def test_torch_tensors(engine: TransferEngine) -> None:
 
 
 class OnDevice:
-    __cuda_array_interface__ = {"data": (0x7F0000000000, False), "shape": (4,), "typestr": "<f4", "version": 3}
+    __cuda_array_interface__: ClassVar = {
+        "data": (0x7F0000000000, False),
+        "shape": (4,),
+        "typestr": "<f4",
+        "version": 3,
+    }
 
 
 def test_gpu_memory_is_refused(engine: TransferEngine) -> None:

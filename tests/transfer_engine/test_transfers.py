@@ -68,10 +68,10 @@ def test_odd_lengths_touch_nothing_else(open_pair: Any, transport: str, length: 
 
 
 def test_a_large_transfer_over_several_lanes(open_pair: Any) -> None:
-    pair: Pair = open_pair("tcp", nbytes=64 << 20, lanes=4)
+    pair: Pair = open_pair("tcp", nbytes=24 << 20, lanes=4)
     fill(pair.region)
     pair.client.read(pair.peer, pair.local, pair.remote).wait()
-    assert bytes(pair.local) == pattern(64 << 20)
+    assert bytes(pair.local) == pattern(24 << 20)
 
 
 def test_between_two_processes(open_engine: OpenEngine) -> None:
@@ -475,11 +475,11 @@ def stalled(open_engine: OpenEngine) -> Any:
     """A client behind a relay that can be stalled, with transfers that then hang."""
     server = open_engine("server", transports="tcp")
     client = open_engine("client", transports="tcp", listen=None, progress_timeout=60.0)
-    region = server.allocate(32 << 20, name="kv")
+    region = server.allocate(4 << 20, name="kv")
     fill(region)
     with relay(server.address or "") as network:
         peer = client.connect(network.address)
-        local = client.allocate(32 << 20)
+        local = client.allocate(4 << 20)
         client.read(peer, local, peer.regions["kv"], 0, 0, 1 << 16).wait()
         network.stall()
         yield Pair(client, server, peer, local, region, peer.regions["kv"]), network
@@ -505,7 +505,7 @@ def test_a_wait_that_ends_early(stalled: tuple[Pair, Any]) -> None:
     assert transfer.statuses == bytes([Status.PENDING])
     network.resume()
     transfer.wait()
-    assert bytes(pair.local) == pattern(32 << 20)
+    assert bytes(pair.local) == pattern(4 << 20)
 
 
 def test_a_region_in_use_cannot_be_released(stalled: tuple[Pair, Any]) -> None:
