@@ -336,7 +336,7 @@ void Engine::close() {
   if (acceptor_ != nullptr) acceptor_->stop();
   for (const auto &session : sessions) session->close();
   for (const auto &region : regions.all()) {
-    region->try_release();
+    region->release_for_good();
     region->wait_unserved();
   }
   for (const auto &io : io_) io->stop();

@@ -26,30 +26,30 @@ Region::~Region() {
   if (engine_owned) munmap(base, length);
 }
 
-bool Region::begin(std::atomic<int64_t> &counter) {
-  // Counted first, checked second; try_release does the opposite. One of the two always sees the other.
-  counter.fetch_add(1);
-  if (!released_.load()) return true;
-  if (&counter == &serving_) {
-    end_serving();
-  } else {
-    counter.fetch_sub(1);
-  }
+bool Region::begin_use() {
+  if ((users_.fetch_add(1) & kReleased) == 0) return true;
+  users_.fetch_sub(1);
+  return false;
+}
+
+bool Region::begin_serving() {
+  // Counted first, checked second; a release does the opposite. One of the two always sees the other.
+  serving_.fetch_add(1);
+  if (!released()) return true;
+  end_serving();
   return false;
 }
 
 void Region::end_serving() {
-  if (serving_.fetch_sub(1) == 1 && released_.load()) {
+  if (serving_.fetch_sub(1) == 1 && released()) {
     std::lock_guard lock(mutex_);
     unserved_.notify_all();
   }
 }
 
 bool Region::try_release() {
-  if (released_.exchange(true)) return true;
-  if (users_.load() == 0) return true;
-  released_.store(false);
-  return false;
+  int64_t users = 0;
+  return users_.compare_exchange_strong(users, kReleased) || (users & kReleased) != 0;
 }
 
 void Region::wait_unserved() {

@@ -36,26 +36,28 @@ class Region {
   const bool engine_owned;
 
   bool writable() const { return (flags & MP_REGION_WRITABLE) != 0; }
-  bool released() const { return released_.load(); }
+  bool released() const { return (users_.load() & kReleased) != 0; }
   // Overflow-safe.
   bool contains(uint64_t offset, uint64_t nbytes) const { return nbytes <= length && offset <= length - nbytes; }
 
   // False once the region is released.
-  bool begin_use() { return begin(users_); }
+  bool begin_use();
   void end_use() { users_.fetch_sub(1); }
-  bool begin_serving() { return begin(serving_); }
+  bool begin_serving();
   void end_serving();
   bool served() const { return serving_.load() > 0; }
 
   // False when transfers of this engine still use it.
   bool try_release();
+  // Releases it whoever uses it. Only for an engine that goes down: its transfers have been ended.
+  void release_for_good() { users_.fetch_or(kReleased); }
   // After try_release: returns when nothing serves peers from it any more.
   void wait_unserved();
 
  private:
-  bool begin(std::atomic<int64_t> &counter);
+  // Part of the counter, so that checking it for 0 and releasing is one step.
+  static constexpr int64_t kReleased = int64_t{1} << 62;
 
-  std::atomic<bool> released_{false};
   std::atomic<int64_t> users_{0};
   std::atomic<int64_t> serving_{0};
   std::mutex mutex_;
