@@ -65,6 +65,8 @@ void PayloadReader::discard_all() {
 }
 
 Step PayloadReader::step(int fd, uint8_t *next, size_t next_bytes, size_t *next_got) {
+  // The place of a descriptor that failed is empty, and receiving nothing looks like the end of the connection.
+  while (pos_ < iov_.size() && iov_[pos_].iov_len == 0) ++pos_;
   iovec tail[2];  // what may follow the payload in the same call
   size_t tails = 0;
   if (trailer_left_ > 0) {
