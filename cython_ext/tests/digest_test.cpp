@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The digest is a tree of XXH3-64 leaves, so it can be computed in any order.
+#include "digest.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "support.hpp"
+
+namespace moonpool {
+namespace {
+
+using moonpool::testing::Bytes;
+using moonpool::testing::random_data;
+
+// Straight from the definition in engine.h, one leaf after the other.
+uint64_t by_definition(const Bytes &data) {
+  if (data.size() <= kDigestLeafBytes) return leaf_digest(data.data(), data.size());
+  Bytes values;
+  for (size_t at = 0; at < data.size(); at += kDigestLeafBytes) {
+    const uint64_t leaf = leaf_digest(data.data() + at, std::min<size_t>(kDigestLeafBytes, data.size() - at));
+    for (int byte = 0; byte < 8; ++byte) values.push_back(static_cast<uint8_t>(leaf >> (8 * byte)));
+  }
+  return leaf_digest(values.data(), values.size());
+}
+
+// The first value is in the specification of XXH3, the second was computed with the xxHash library.
+TEST(Digest, LeavesAreXxh3) {
+  EXPECT_EQ(mp_digest("", 0), 0x2d06800538d394c2u);
+  EXPECT_EQ(mp_digest("moonpool", 8), 0x6a034514e32e5e90u);
+}
+
+TEST(Digest, EqualsItsDefinitionAroundTheEdgesOfLeaves) {
+  for (const size_t leaves : {0, 1, 2, 5}) {
+    for (const int off : {-1, 0, 1}) {
+      if (leaves == 0 && off < 0) continue;
+      const Bytes data = random_data(leaves * kDigestLeafBytes + static_cast<size_t>(off), 3);
+      EXPECT_EQ(mp_digest(data.data(), data.size()), by_definition(data)) << data.size() << " bytes";
+    }
+  }
+}
+
+TEST(Digest, LeavesMayBeHashedInAnyOrder) {
+  const Bytes data = random_data(7 * kDigestLeafBytes + 123, 5);
+  std::vector<size_t> order(8);
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::shuffle(order.begin(), order.end(), std::mt19937(9));
+  std::vector<uint64_t> leaves(order.size());
+  for (const size_t leaf : order) {
+    const size_t at = leaf * kDigestLeafBytes;
+    leaves[leaf] = leaf_digest(data.data() + at, std::min<size_t>(kDigestLeafBytes, data.size() - at));
+  }
+  EXPECT_EQ(combine_leaves(leaves.data(), leaves.size()), mp_digest(data.data(), data.size()));
+  std::swap(leaves[0], leaves[1]);
+  EXPECT_NE(combine_leaves(leaves.data(), leaves.size()), mp_digest(data.data(), data.size()));
+}
+
+TEST(Digest, OneLeafIsItsOwnDigest) {
+  const Bytes data = random_data(1000, 6);
+  const uint64_t leaf = leaf_digest(data.data(), data.size());
+  EXPECT_EQ(combine_leaves(&leaf, 1), leaf);
+  EXPECT_EQ(mp_digest(data.data(), data.size()), leaf);
+}
+
+TEST(Digest, AnyFlippedByteChangesIt) {
+  Bytes data = random_data(kDigestLeafBytes + 5000, 7);
+  const uint64_t good = mp_digest(data.data(), data.size());
+  std::mt19937 random(8);
+  for (int round = 0; round < 50; ++round) {
+    const size_t at = random() % data.size();
+    data[at] ^= 1;
+    EXPECT_NE(mp_digest(data.data(), data.size()), good) << "byte " << at;
+    data[at] ^= 1;
+  }
+}
+
+}  // namespace
+}  // namespace moonpool
