@@ -40,12 +40,17 @@ def describe_host(root: Path = Path("/")) -> dict[str, Any]:
     }
 
 
-def describe_run(parameters: dict[str, Any], target: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the header of a run: this host, the engine's settings, the parameters, and the other host if any.
+def describe_run(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return the header of a run: this host, the engine's settings, the parameters.
 
     Args:
         parameters: of the command, as JSON values.
-        target: what `describe_host` said on the other host; None when the target ran here.
+
+    Returns:
+        A dictionary whose ``target`` is None; what `describe_host` says on another host belongs there.
+
+    Raises:
+        ConfigError: a setting in the environment or the settings file is impossible.
     """
     settings = EngineSettings.load({})
     defaults = EngineSettings()
@@ -60,7 +65,7 @@ def describe_run(parameters: dict[str, Any], target: dict[str, Any] | None) -> d
         # Set by environment or file: they act on every engine of this machine.
         "engine_settings": changed,
         "parameters": parameters,
-        "target": target,
+        "target": None,
     }
 
 

@@ -68,11 +68,17 @@ def perform(
     """Measure the rows and show what was found, also after Ctrl-C or a failure; return the exit status."""
     failure: MoonpoolError | None = None
     interrupted = False
-    target: dict[str, Any] | None = None
+    errors = Console(stderr=True)
+    try:
+        environment = describe_run(_parameters(works, options))
+    except MoonpoolError as error:
+        # A setting of the engine that cannot be: no engine could be opened either.
+        errors.print(f"mooncake-bench: {error}", style="bold red", markup=False, highlight=False)
+        return ExitStatus.FAILED
     with _Progress(options.rounds) as progress:
         try:
             with Runner(options, progress) as runner:
-                target = runner.describe_target()
+                environment["target"] = runner.describe_target()
                 runner.run(works)
         except KeyboardInterrupt:
             interrupted = True
@@ -80,11 +86,9 @@ def perform(
             failure = error
 
     results = progress.results
-    environment = describe_run(_parameters(works, options), target)
     if json_file != "-" and results:
         console = Console(width=None if sys.stdout.isatty() else 120)
         console.print(header(environment), "", report(results), sep="\n")
-    errors = Console(stderr=True)
     if json_file is not None:
         _write_json(jsonform.document(environment, results, interrupted=interrupted), json_file)
     if plot_file is not None and results:

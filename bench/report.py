@@ -40,7 +40,7 @@ def header(environment: dict[str, Any]) -> RenderableType:
     """Return where and with what the run was made, in a few lines."""
     parameters = environment["parameters"]
     run = (
-        f"{parameters['rounds']} rounds, each with windows of {format_duration(parameters['duration'])} after "
+        f"{_count(parameters['rounds'], 'round')}, each with windows of {format_duration(parameters['duration'])} after "
         f"{format_duration(parameters['warmup'])} of warm-up"
     )
     same = [f"{name} {value}" for name, value in parameters["fixed"].items()]
@@ -58,12 +58,16 @@ def header(environment: dict[str, Any]) -> RenderableType:
     return grid
 
 
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def _machine(host: dict[str, Any]) -> str:
     version = host["moonpool"] + (f" ({host['revision']})" if host["revision"] else "")
     parts = [
         host["host"],
         host["cpu"] or "unknown CPU",
-        f"{host['cores']} cores",
+        _count(host["cores"], "core"),
         f"Linux {host['kernel']}",
         f"Python {host['python']}",
         f"moonpool {version}",
