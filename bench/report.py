@@ -40,8 +40,8 @@ def header(environment: dict[str, Any]) -> RenderableType:
     """Return where and with what the run was made, in a few lines."""
     parameters = environment["parameters"]
     run = (
-        f"{_count(parameters['rounds'], 'round')}, each with windows of {format_duration(parameters['duration'])} after "
-        f"{format_duration(parameters['warmup'])} of warm-up"
+        f"{_count(parameters['rounds'], 'round')}, each with windows of {format_duration(parameters['duration'])} "
+        f"after {format_duration(parameters['warmup'])} of warm-up"
     )
     same = [f"{name} {value}" for name, value in parameters["fixed"].items()]
     lines = [
