@@ -21,14 +21,22 @@ from moonpool.transfer_engine.settings import EngineSettings
 from moonpool.transfer_engine.transfers import Plan, Transfer
 
 if TYPE_CHECKING:
-    from typing import TypeAlias, TypedDict
+    from typing import Protocol, SupportsIndex, TypeAlias, TypedDict
 
     from typing_extensions import Buffer, Self, Unpack
 
     from moonpool.transfer_engine.settings import EngineOptions
 
-    Numbers: TypeAlias = int | Buffer | list[int] | tuple[int, ...] | range
-    Item: TypeAlias = tuple[Region, int, RemoteRegion, int, int]
+    class NumpyArray(Protocol):
+        """What marks an array for type checkers: numpy declares its buffers to them only from Python 3.12 on."""
+
+        @property
+        def __array_interface__(self) -> dict[str, Any]: ...
+
+    Numbers: TypeAlias = (
+        SupportsIndex | Buffer | NumpyArray | list[SupportsIndex] | list[int] | tuple[SupportsIndex, ...] | range
+    )
+    Item: TypeAlias = tuple[Region, SupportsIndex, RemoteRegion, SupportsIndex, SupportsIndex]
 
     class TransferOptions(TypedDict, total=False):
         """The options that every transfer takes; `TransferEngine.read` explains them."""

@@ -17,12 +17,12 @@ import struct
 from collections.abc import Iterator
 
 import pytest
-
 from engine_testing import wire
 from engine_testing.fixtures import OpenEngine
 from engine_testing.leaks import eventually
 from engine_testing.patterns import pattern
 from engine_testing.processes import Target
+
 from moonpool.transfer_engine import Status, TransferEngine
 
 NBYTES = 1 << 16

@@ -13,10 +13,10 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-
 from engine_testing import wire
 from engine_testing.fixtures import OpenEngine
 from engine_testing.leaks import eventually
+
 from moonpool.transfer_engine import ProtocolError, Status, TransferEngine, VersionMismatchError
 
 SECRET = b"the cluster's"
@@ -167,6 +167,10 @@ def test_many_half_open_handshakes_do_not_keep_others_out(open_engine: OpenEngin
             sock.close()
 
 
+def challenge(version: int, status: int) -> bytes:
+    return wire.CHALLENGE.pack(wire.MAGIC, version, status, 0, 0, bytes(16), bytes(32), b"")
+
+
 def answer_with(listener: socket.socket, reply: bytes) -> None:
     sock, _ = listener.accept()
     with sock:
@@ -180,7 +184,10 @@ def answer_with(listener: socket.socket, reply: bytes) -> None:
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(200), ProtocolError),
         (bytes(200), ProtocolError),
-        (wire.CHALLENGE.pack(wire.MAGIC, 7, Status.VERSION, 0, 0, bytes(16), bytes(32), b"too old"), VersionMismatchError),
+        (
+            wire.CHALLENGE.pack(wire.MAGIC, 7, Status.VERSION, 0, 0, bytes(16), bytes(32), b"too old"),
+            VersionMismatchError,
+        ),
         (wire.CHALLENGE.pack(wire.MAGIC, 7, 0, 0, 0, bytes(16), bytes(32), b""), VersionMismatchError),
     ],
 )
@@ -198,6 +205,7 @@ def test_connecting_to_something_else(open_engine: OpenEngine, reply: bytes, err
 
 def test_a_server_that_does_not_know_the_secret_is_refused(open_engine: OpenEngine) -> None:
     """Mutual: a server that waves everybody through gets no client."""
+
     def wave_through(listener: socket.socket) -> None:
         sock, _ = listener.accept()
         with sock:
@@ -211,7 +219,5 @@ def test_a_server_that_does_not_know_the_secret_is_refused(open_engine: OpenEngi
         thread = threading.Thread(target=wave_through, args=(listener,))
         thread.start()
         with pytest.raises(PermissionError, match="did not prove"):
-            open_engine(listen=None, transports="tcp", secret=SECRET).connect(
-                f"127.0.0.1:{listener.getsockname()[1]}"
-            )
+            open_engine(listen=None, transports="tcp", secret=SECRET).connect(f"127.0.0.1:{listener.getsockname()[1]}")
         thread.join()

@@ -38,6 +38,8 @@ class Relay:
         #: What was taken from one side, and what was given to the other.
         self.taken_bytes = 0
         self.forwarded_bytes = 0
+        #: The same for each connection, in the order in which they came.
+        self.connection_bytes: list[int] = []
         self.address = _address(self._listener)
         self._start(self._accept)
 
@@ -82,17 +84,19 @@ class Relay:
                 continue
             with self._lock:
                 self._sockets += [client, server]
-            self._start(self._pump, client, server)
-            self._start(self._pump, server, client)
+                number = len(self.connection_bytes)
+                self.connection_bytes.append(0)
+            self._start(self._pump, client, server, number)
+            self._start(self._pump, server, client, number)
 
-    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+    def _pump(self, source: socket.socket, sink: socket.socket, number: int) -> None:
         try:
             while data := source.recv(_CHUNK_BYTES):
                 with self._lock:
                     self.taken_bytes += len(data)
                 self._open.wait()
                 sink.sendall(data)
-                self._count(len(data))
+                self._count(len(data), number)
         except OSError:
             pass
         finally:
@@ -102,9 +106,10 @@ class Relay:
                 self._sockets.remove(source)
                 source.close()
 
-    def _count(self, nbytes: int) -> None:
+    def _count(self, nbytes: int, number: int) -> None:
         with self._lock:
             self.forwarded_bytes += nbytes
+            self.connection_bytes[number] += nbytes
             full = self._stall_after_bytes is not None and self.forwarded_bytes >= self._stall_after_bytes
         if full:
             self._open.clear()

@@ -7,10 +7,11 @@ The first line it writes says that it is ready. It ends when its standard input 
 from __future__ import annotations
 
 import json
+import mmap
 import resource
 import sys
-import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from engine_testing.patterns import fill, pattern
@@ -34,6 +35,11 @@ class Commands:
         fill(memory)
         self.regions[name] = self.engine.register(memory if writable else bytes(memory), name, writable=writable)
 
+    def register_file(self, name: str, path: str, nbytes: int) -> None:
+        """A region over a shared file, whose bytes can be looked at after this process was killed."""
+        with open(path, "r+b") as file:  # noqa: PTH123 - only its descriptor is of interest
+            self.regions[name] = self.engine.register(mmap.mmap(file.fileno(), nbytes), name)
+
     def release(self, name: str) -> None:
         self.regions[name].release()
 
@@ -48,16 +54,14 @@ class Commands:
     def notifications(self, timeout: float) -> list[str]:
         return [notification.payload.hex() for notification in self.engine.notifications(timeout)]
 
-    def check_announced(self, name: str, count: int, timeout: float) -> list[bool]:
-        """Take `count` notifications "<offset> <length> <byte>" and say of each whether that byte stands there."""
+    def check_announced(self, name: str, slot: int, timeout: float) -> list[tuple[int, bool]]:
+        """Take the notifications "<offset> <length> <byte>" that are there; say of which slot, and if it holds that."""
         view = memoryview(self.regions[name])
-        deadline = time.monotonic() + timeout
-        matched: list[bool] = []
-        while len(matched) < count and time.monotonic() < deadline:
-            for notification in self.engine.notifications(0.5):
-                offset, length, byte = map(int, notification.payload.split())
-                matched.append(bytes(view[offset : offset + length]) == bytes([byte]) * length)
-        return matched
+        checked = []
+        for notification in self.engine.notifications(timeout):
+            offset, length, byte = map(int, notification.payload.split())
+            checked.append((offset // slot, bytes(view[offset : offset + length]) == bytes([byte]) * length))
+        return checked
 
     def stats(self) -> dict[str, Any]:
         return self.engine.stats()
@@ -67,19 +71,23 @@ class Commands:
         return usage.ru_utime + usage.ru_stime
 
     def connect_many(self, address: str, count: int, name: str) -> int:
-        """Open `count` engines that connect to `address` and read a region each; return how many got its bytes."""
-        good = 0
+        """Connect `count` engines to `address` at once; return how many then read the right bytes, all together."""
         engines = [
             TransferEngine(f"client-{index}", listen=None, transports="tcp", io_threads=1, lanes=1)
             for index in range(count)
         ]
+        good = 0
         try:
-            for engine in engines:
-                peer = engine.connect(address, timeout=60.0)
-                remote = peer.regions[name]
-                local = engine.allocate(remote.nbytes)
-                engine.read(peer, local, remote).wait()
-                good += bytes(local) == pattern(remote.nbytes)
+            with ThreadPoolExecutor(count) as pool:
+                peers = list(pool.map(lambda engine: engine.connect(address, timeout=60.0), engines))
+            # Every one of them is connected now, and stays so while all read.
+            transfers = []
+            for engine, peer in zip(engines, peers, strict=True):
+                local = engine.allocate(peer.regions[name].nbytes)
+                transfers.append((local, engine.read(peer, local, peer.regions[name])))
+            for local, transfer in transfers:
+                transfer.wait()
+                good += bytes(local) == pattern(local.nbytes)
         finally:
             for engine in engines:
                 engine.close()

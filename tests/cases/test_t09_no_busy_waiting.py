@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""T9.
+
+What people met: waiting for a transfer burnt a whole core.
+
+What must happen instead: adaptive: short spin, then sleep; idle engine uses no CPU.
+
+These tests count CPU time, not the clock; a slow machine makes them longer, not different.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+from engine_testing.fixtures import OpenEngine
+from engine_testing.networks import relay
+from engine_testing.processes import Target
+
+from moonpool.transfer_engine import WaitTimeoutError
+
+
+def cpu_seconds() -> float:
+    return time.clock_gettime(time.CLOCK_PROCESS_CPUTIME_ID)
+
+
+def test_idle_engines_use_no_cpu(open_engine: OpenEngine) -> None:
+    """Connected, with work behind them, on both sides: less than 0.1 % of a core."""
+    client = open_engine(listen=None, transports="tcp")
+    with Target({"kv": 1 << 20}, transports="tcp") as target:
+        peer = client.connect(target.address)
+        local = client.allocate(1 << 20)
+        for _ in range(100):
+            client.read(peer, local, peer.regions["kv"]).wait()
+        # What was just awake may look for more work for a moment.
+        time.sleep(0.2)
+        ours, theirs = cpu_seconds(), target.ask("cpu_seconds")
+        time.sleep(3.0)
+        ours = cpu_seconds() - ours
+        assert ours < 0.003
+        # Answering the question itself takes the target some of its time.
+        assert target.ask("cpu_seconds") - theirs < 0.01
+        peer.close()
+
+
+def test_waiting_uses_no_core(open_engine: OpenEngine) -> None:
+    server = open_engine("server", transports="tcp")
+    client = open_engine("client", transports="tcp", listen=None, progress_timeout=60.0)
+    server.allocate(1 << 20, name="kv")
+    with relay(server.address or "") as network:
+        peer = client.connect(network.address)
+        local, remote = client.allocate(1 << 20), peer.regions["kv"]
+        client.read(peer, local, remote).wait()
+        network.stall()
+        transfer = client.read(peer, local, remote)
+
+        def wait() -> None:
+            with pytest.raises(WaitTimeoutError):
+                transfer.wait(timeout=2.0)
+
+        async def await_it() -> None:
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(asyncio.ensure_future(wrapped()), 2.0)
+
+        async def wrapped() -> None:
+            await transfer
+
+        threads = [threading.Thread(target=wait) for _ in range(3)]
+        threads.append(threading.Thread(target=lambda: asyncio.run(await_it())))
+        threads.append(threading.Thread(target=lambda: server.notifications(timeout=2.0)))
+        used = cpu_seconds()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        used = cpu_seconds() - used
+        # Five waiters for two seconds: burning cores would take up to 4 s on two of them.
+        assert used < 0.2
+        network.resume()
+        transfer.wait()
+        peer.close()
