@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["fixed_parameters", "perform"]
 
+#: Of the table, where standard output is no terminal.
+_COLUMNS = 120
+
 
 class _Progress(Observer):
     """Says on standard error what is measured, when that is a terminal."""
@@ -66,15 +69,14 @@ def perform(
     works: Sequence[Work], options: Options, *, json_file: str | None = None, plot_file: Path | None = None
 ) -> ExitStatus:
     """Measure the rows and show what was found, also after Ctrl-C or a failure; return the exit status."""
-    failure: MoonpoolError | None = None
-    interrupted = False
-    errors = Console(stderr=True)
     try:
         environment = describe_run(_parameters(works, options))
     except MoonpoolError as error:
         # A setting of the engine that cannot be: no engine could be opened either.
-        errors.print(f"mooncake-bench: {error}", style="bold red", markup=False, highlight=False)
+        _say(str(error))
         return ExitStatus.FAILED
+    failure: MoonpoolError | None = None
+    interrupted = False
     with _Progress(options.rounds) as progress:
         try:
             with Runner(options, progress) as runner:
@@ -84,28 +86,35 @@ def perform(
             interrupted = True
         except MoonpoolError as error:
             failure = error
-
     results = progress.results
+
     if json_file != "-" and results:
-        console = Console(width=None if sys.stdout.isatty() else 120)
+        console = Console(width=None if sys.stdout.isatty() else _COLUMNS)
         console.print(header(environment), "", report(results), sep="\n")
     if json_file is not None:
         _write_json(jsonform.document(environment, results, interrupted=interrupted), json_file)
     if plot_file is not None and results:
         plot(results, plot_file)
     if failure is not None:
-        errors.print(f"mooncake-bench: {failure}", style="bold red", markup=False, highlight=False)
+        _say(str(failure))
     if interrupted:
-        errors.print("mooncake-bench: interrupted; the rows above were complete or nearly so", style="yellow")
-    if any(not result.verified for result in results):
-        if json_file == "-":
-            for result in results:
-                for complaint in result.complaints:
-                    errors.print(f"NOT VERIFIED: {work_text(result)}: {complaint}", style="bold red", markup=False)
+        _say("interrupted; what was measured until then is shown")
+    complaints = [f"NOT VERIFIED: {work_text(result)}: {text}" for result in results for text in result.complaints]
+    if json_file == "-":
+        for complaint in complaints:
+            _say(complaint)
+    if complaints:
         return ExitStatus.NOT_VERIFIED
     if interrupted:
         return ExitStatus.INTERRUPTED
     return ExitStatus.OK if failure is None else ExitStatus.FAILED
+
+
+def _say(text: str) -> None:
+    # Not wrapped: where it is not read by a person, it is searched.
+    Console(stderr=True).print(
+        f"mooncake-bench: {text}", style="bold red", markup=False, highlight=False, soft_wrap=True
+    )
 
 
 def _parameters(works: Sequence[Work], options: Options) -> dict[str, Any]:

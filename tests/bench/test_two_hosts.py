@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -124,12 +126,25 @@ def test_wrong_bytes_on_the_far_side_show_in_both_exit_statuses(bench: Bench, ti
     assert "BYTES WERE WRONG" in said
 
 
+def three_free_ports() -> int:
+    # Below the range that the kernel gives out by itself, so that nobody takes one of them meanwhile.
+    for port in range(20_000, 30_000, 3):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            for number in range(port, port + 3):
+                stack.enter_context(socket.create_server(("127.0.0.1", number)))
+            return port
+    raise AssertionError("no three free ports in a row")
+
+
 def test_fixed_ports_follow_each_other(bench: Bench, tiny: list[str]) -> None:
     # What a firewall has to let through: the named port for control, the next two for the data.
-    with Listening() as there:
-        port = int(there.address.rpartition(":")[2])
-    with Listening(port=port) as there:
+    port = three_free_ports()
+    with Listening(port=port) as there, socket.create_server(("127.0.0.1", port + 2)):
         assert there.address == f"127.0.0.1:{port}"
-        done = bench("transfer", "--target", there.address, *tiny, "--only", "engine")
+        done = bench("transfer", "--target", there.address, *tiny)
+        assert done.returncode == ExitStatus.FAILED
+        assert f"listen on 127.0.0.1 port {port + 2}" in done.stderr
+    with Listening(port=port) as there:
+        done = bench("transfer", "--target", there.address, *tiny)
         assert (done.returncode, done.stderr) == (0, "")
         assert there.ended()[0] == ExitStatus.OK

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The doctor on machines that are not this one."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from moonpool.bench import cli, doctor
+from moonpool.bench.doctor import Finding, Host, examine, healthy
+from moonpool.bench.errors import ExitStatus
+from moonpool.bench.report import doctor_table
+from moonpool.transfer_engine import TransportInfo
+
+TRANSPORTS = [TransportInfo("local", True, ""), TransportInfo("tcp", True, "sockets; always there")]
+GOOD = {
+    "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "performance",
+    "sys/devices/system/node/node0/cpulist": "0-7",
+    "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never",
+    "proc/sys/net/ipv4/tcp_rmem": "4096\t131072\t6291456",
+    "proc/sys/net/ipv4/tcp_wmem": "4096\t16384\t4194304",
+    "proc/sys/net/core/somaxconn": "4096",
+    "proc/sys/kernel/yama/ptrace_scope": "0",
+}
+
+Patient = Callable[..., dict[str, Finding]]
+
+
+class Verbs:
+    """As much of libibverbs as the doctor uses."""
+
+    def __init__(self, *names: bytes) -> None:
+        self._names = names
+        self.ibv_get_device_list = self._Function(self._list)
+        self.ibv_get_device_name = self._Function(lambda device: names[device - 1])
+        self.ibv_free_device_list = self._Function(lambda devices: None)
+
+    class _Function:
+        restype: Any = None
+        argtypes: Any = None
+
+        def __init__(self, function: Callable[..., Any]) -> None:
+            self._function = function
+
+        def __call__(self, *arguments: Any) -> Any:
+            return self._function(*arguments)
+
+    def _list(self, count: Any) -> list[int]:
+        count._obj.value = len(self._names)
+        return [index + 1 for index in range(len(self._names))]
+
+
+class Cuda:
+    """As much of libcuda as the doctor uses."""
+
+    def __init__(self, *names: bytes, problem: int = 0) -> None:
+        self._names = names
+        self._problem = problem
+
+    def cuInit(self, flags: int) -> int:  # noqa: N802
+        return self._problem
+
+    def cuDeviceGetCount(self, count: Any) -> int:  # noqa: N802
+        count._obj.value = len(self._names)
+        return 0
+
+    def cuDeviceGetName(self, name: Any, length: Any, device: Any) -> int:  # noqa: N802
+        name.value = self._names[device.value]
+        return 0
+
+
+@pytest.fixture
+def patient(tmp_path: Path) -> Patient:
+    """Examine a machine that is fine but for what is given: files by path (None: not there), limits, libraries."""
+
+    def examined(
+        files: dict[str, str | None] | None = None,
+        *,
+        limits: dict[str, int] | None = None,
+        libraries: dict[str, Any] | None = None,
+        transports: list[TransportInfo] = TRANSPORTS,
+        cores: int = 8,
+    ) -> dict[str, Finding]:
+        for name, text in (GOOD | (files or {})).items():
+            if text is not None:
+                (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+                (tmp_path / name).write_text(text + "\n", encoding="utf-8")
+        there = {"libc.so.6": ctypes.CDLL(None)} | (libraries or {})
+        host = Host(
+            root=tmp_path,
+            transports=lambda: transports,
+            limits={"nofile": 65536, "memlock": -1} | (limits or {}),
+            load=there.get,
+            cores=cores,
+        )
+        return {finding.name: finding for finding in examine(host)}
+
+    return examined
+
+
+def test_a_good_machine_needs_nothing(patient: Patient) -> None:
+    findings = patient(libraries={"libibverbs.so.1": Verbs(), "libcuda.so.1": Cuda(b"NVIDIA H200")})
+    assert {name for name, finding in findings.items() if finding.status != "OK"} == {"RDMA"}
+    assert findings["GPU 0"].found == "NVIDIA H200"
+    assert not [finding for finding in findings.values() if finding.status == "OK" and finding.fix]
+
+
+@pytest.mark.parametrize(
+    ("files", "name", "found", "fix"),
+    [
+        ({"sys/kernel/mm/transparent_hugepage/enabled": "always madvise [never]"}, "transparent huge pages", "never",
+         "echo madvise"),
+        ({"sys/kernel/mm/transparent_hugepage/enabled": None}, "transparent huge pages", "not in this kernel", ""),
+        ({"sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "powersave"}, "CPU governor", "powersave",
+         "cpupower"),
+        ({"proc/sys/net/ipv4/tcp_rmem": "4096 87380 212992"}, "socket buffers tcp_rmem", "208KiB", "net.ipv4.tcp_rmem"),
+        ({"proc/sys/net/ipv4/tcp_wmem": "4096 16384 65536"}, "socket buffers tcp_wmem", "64KiB", "net.ipv4.tcp_wmem"),
+        ({"proc/sys/net/core/somaxconn": "128"}, "connection backlog", "128", "net.core.somaxconn"),
+        ({"proc/sys/kernel/yama/ptrace_scope": "1"}, "process_vm_readv", "only a parent", "ptrace_scope=0"),
+        ({"proc/sys/kernel/yama/ptrace_scope": "3"}, "process_vm_readv", "nobody", "CAP_SYS_PTRACE"),
+        ({"sys/devices/system/node/node1/cpulist": "8-15", "proc/sys/kernel/numa_balancing": "1"}, "NUMA nodes",
+         "2, and the kernel moves pages", "numa_balancing=0"),
+    ],
+)  # fmt: skip
+def test_what_holds_back_is_degraded_and_says_how_to_repair_it(
+    patient: Patient, files: dict[str, str | None], name: str, found: str, fix: str
+) -> None:
+    finding = patient(files)[name]
+    assert finding.status == "degraded"
+    assert found in finding.found
+    assert fix in finding.fix
+    assert bool(fix) == bool(finding.fix)
+
+
+def test_what_the_system_does_not_show_is_left_out(patient: Patient) -> None:
+    findings = patient(dict.fromkeys(GOOD))
+    assert "CPU governor" not in findings
+    assert "connection backlog" not in findings
+    assert findings["NUMA nodes"].status == "OK"
+    assert findings["process_vm_readv"].status == "OK", "no Yama: nothing is restricted"
+
+
+def test_limits_of_the_process(patient: Patient) -> None:
+    findings = patient(limits={"nofile": 1024, "memlock": 64 << 10}, cores=1)
+    assert (findings["open files"].status, "65536" in findings["open files"].fix) == ("degraded", True)
+    assert findings["locked memory"].found.startswith("64KiB")
+    assert findings["locked memory"].status == "OK", "nothing here locks memory"
+    assert findings["CPU cores"].status == "degraded"
+    assert patient(limits={"nofile": -1})["open files"].found == "unlimited"
+
+
+PORT = "sys/class/infiniband/mlx5_0/ports/1/"
+RDMA = {f"{PORT}state": "4: ACTIVE", f"{PORT}rate": "400 Gb/sec (4X NDR)", f"{PORT}link_layer": "Ethernet"}
+
+
+def test_rdma_devices_and_their_ports(patient: Patient) -> None:
+    findings = patient(RDMA, libraries={"libibverbs.so.1": Verbs(b"mlx5_0")}, limits={"memlock": 8 << 20})
+    assert findings["RDMA mlx5_0"] == Finding("RDMA mlx5_0", "OK", "port 1 ACTIVE, 400 Gb/sec (4X NDR), Ethernet")
+    assert findings["locked memory"].status == "degraded"
+    assert "--ulimit memlock=-1" in findings["locked memory"].fix
+    down = patient(RDMA | {f"{PORT}state": "1: DOWN"}, libraries={"libibverbs.so.1": Verbs(b"mlx5_0")})
+    assert (down["RDMA mlx5_0"].status, "DOWN" in down["RDMA mlx5_0"].found) == ("degraded", True)
+
+
+def test_rdma_that_cannot_be_used_says_why(patient: Patient) -> None:
+    assert "apt-get install" in patient()["RDMA"].fix
+    assert "the kernel has mlx5_0" in patient(RDMA)["RDMA"].found
+    hidden = patient(RDMA, libraries={"libibverbs.so.1": Verbs()})["RDMA"]
+    assert "--device=/dev/infiniband" in hidden.fix
+
+
+def test_gpus(patient: Patient) -> None:
+    assert "libcuda is not here" in patient()["GPU"].found
+    assert "cuInit says 100" in patient(libraries={"libcuda.so.1": Cuda(problem=100)})["GPU"].found
+    assert "no device is visible" in patient(libraries={"libcuda.so.1": Cuda()})["GPU"].found
+    assert {"GPU 0", "GPU 1"} < set(patient(libraries={"libcuda.so.1": Cuda(b"A", b"B")}))
+
+
+def test_a_sandbox_that_refuses_process_vm_readv(patient: Patient) -> None:
+    class Refuses:
+        class _Call:
+            restype: Any = None
+
+            def __call__(self, *_: object) -> int:
+                return -1
+
+        process_vm_readv = _Call()
+
+    assert patient(libraries={"libc.so.6": Refuses()})["process_vm_readv"].status == "missing"
+
+
+def test_only_what_is_needed_makes_the_host_unhealthy(patient: Patient) -> None:
+    assert healthy(list(patient().values()))
+    without = [TransportInfo("local", True, ""), TransportInfo("tcp", False, "no sockets in this sandbox")]
+    findings = patient(transports=without)
+    assert findings["transport tcp"] == Finding(
+        "transport tcp", "missing", "no sockets in this sandbox", needed=True
+    )  # fmt: skip
+    assert not healthy(list(findings.values()))
+
+
+def test_the_table_shows_every_fix(patient: Patient) -> None:
+    console = Console(width=120, record=True, file=None)
+    findings = list(patient({"proc/sys/net/core/somaxconn": "128"}).values())
+    with console.capture() as shown:
+        console.print(doctor_table(findings))
+    for finding in findings:
+        assert finding.name in shown.get()
+        assert finding.fix in shown.get()
+
+
+def test_the_command_on_this_host() -> None:
+    result = CliRunner().invoke(cli.cli, ["doctor"])
+    assert result.exit_code == ExitStatus.OK
+    assert "transport tcp" in result.output
+    document = json.loads(CliRunner().invoke(cli.cli, ["doctor", "--json", "-"]).output)
+    assert set(document) == {"schema", "environment", "healthy", "checks"}
+    assert (document["schema"], document["healthy"]) == (1, True)
+    for check in document["checks"]:
+        assert list(check) == ["name", "status", "found", "fix", "needed"]
+        assert check["status"] in ("OK", "degraded", "missing")
+
+
+def test_an_unhealthy_host_shows_in_the_exit_status(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(doctor, "examine", lambda: [Finding("transport tcp", "missing", "", needed=True)])
+    result = CliRunner().invoke(cli.cli, ["doctor", "--json", str(tmp_path / "doctor.json")])
+    assert result.exit_code == 1
+    assert not json.loads((tmp_path / "doctor.json").read_text())["healthy"]
