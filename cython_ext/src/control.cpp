@@ -14,7 +14,13 @@ ControlConnection::ControlConnection(IoThread &io, Fd fd, ControlHooks hooks) : 
 }
 
 void ControlConnection::start() {
-  if (Error error = io_.add(shared_from_this(), EPOLLIN)) lose(error, false);
+  Error error;
+  {
+    std::lock_guard lock(mutex_);
+    if (closed_) return;
+    error = io_.add(shared_from_this(), EPOLLIN);
+  }
+  if (error) lose(error, false);
 }
 
 void ControlConnection::send(wire::Message type, std::string_view body) {
@@ -30,6 +36,7 @@ void ControlConnection::flush_locked() {
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) break;
     if (n <= 0) {
       write_failed_ = true;
+      if (errno != EPIPE && errno != ECONNRESET) given_up_ = errno_text(errno);
       break;
     }
     out_at_ += static_cast<size_t>(n);
@@ -41,7 +48,10 @@ void ControlConnection::flush_locked() {
     out_.erase(0, out_at_);
     out_at_ = 0;
   }
-  write_failed_ = write_failed_ || out_.size() - out_at_ > kBacklogMax;
+  if (out_.size() - out_at_ > kBacklogMax) {
+    write_failed_ = true;
+    given_up_ = "it does not read what is sent to it";
+  }
   // A failed write is reported by the I/O thread: shutting down makes it readable.
   if (write_failed_) ::shutdown(fd(), SHUT_RDWR);
   const bool want_out = !out_.empty() && !write_failed_;
@@ -69,9 +79,18 @@ void ControlConnection::on_events(uint32_t events) {
       continue;
     }
     Error error = make_error(MP_PEER_LOST, "the connection was lost", "the next transfer connects again");
-    error.cause = step.kind == Step::kEnded ? "closed by the peer" : errno_text(step.err);
     error.sys_errno = step.err;
-    lose(error, step.kind == Step::kEnded || step.err == ECONNRESET);
+    bool peer_closed = step.kind == Step::kEnded || step.err == ECONNRESET;
+    error.cause = step.kind == Step::kEnded ? "closed by the peer" : errno_text(step.err);
+    {
+      std::lock_guard lock(mutex_);
+      // Then the end of the stream is our own doing and says nothing about the other side.
+      if (!given_up_.empty()) {
+        error.cause = given_up_;
+        peer_closed = false;
+      }
+    }
+    lose(error, peer_closed);
     return;
   }
 }

@@ -43,6 +43,7 @@ class ControlConnection : public Handler, public std::enable_shared_from_this<Co
   std::mutex mutex_;  // everything below, and the descriptor
   bool closed_ = false;
   bool write_failed_ = false;
+  std::string given_up_;  // why this side ended the connection, if it did
   bool watching_out_ = false;
   std::string out_;
   size_t out_at_ = 0;

@@ -19,6 +19,10 @@
 
 namespace moonpool {
 
+// Gives the core to whoever else wants it. False when somebody did: then looking on would only delay them, and a thread
+// that sleeps instead is woken on an idle core if there is one.
+bool yield_core();
+
 // Something that owns a descriptor and wants its events. Called on the loop's thread only.
 class Handler {
  public:
@@ -68,7 +72,8 @@ class IoThread {
   std::atomic<bool> stopping_{false};
   // True while the loop is or is about to be blocked: only then a post needs the eventfd.
   std::atomic<bool> sleeping_{false};
-  std::atomic<bool> has_posted_{false};
+  std::atomic<bool> has_posted_{false};  // or a timer that is earlier than the others
+  std::atomic<bool> has_removed_{false};
 
   mutable std::mutex mutex_;
   std::vector<std::function<void()>> posted_;

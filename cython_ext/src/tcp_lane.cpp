@@ -70,6 +70,7 @@ void TcpLane::on_dialed(uint64_t attempt, Dialed dialed) {
     }
     backoff_ns_ = 0;
     fd_ = std::move(dialed.fd);
+    tune_lane(fd_.get());
     armed_ = EPOLLRDHUP | EPOLLONESHOT;
     if (io_.add(shared_from_this(), armed_)) {
       fd_.reset();
@@ -436,10 +437,9 @@ void TcpLane::assist(Transfer &transfer, int64_t until) {
     if (assisted_ || !ready_.load() || transfer.finished()) return;
     mine = assisted_ = true;
     assist_mask_ = EPOLLIN | EPOLLOUT;
-    drive_locked();
   });
   if (!mine) return;
-  const int64_t spin_until = now_ns() + int64_t{engine_.config.spin_us} * 1000;
+  int64_t spin_until = now_ns() + int64_t{engine_.config.spin_us} * 1000;
   bool usable = true;
   const auto over = [&transfer] { return transfer.finished() || transfer.stopping(); };
   while (usable && !over()) {
@@ -465,8 +465,8 @@ void TcpLane::assist(Transfer &transfer, int64_t until) {
         uint64_t count = 0;
         [[maybe_unused]] const ssize_t n = read(fds[1].fd, &count, sizeof count);
       }
-    } else {
-      sched_yield();
+    } else if (!yield_core()) {
+      spin_until = now;
     }
     with_lock([&] {
       asleep_ = false;

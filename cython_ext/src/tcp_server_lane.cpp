@@ -24,6 +24,7 @@ constexpr size_t kAckBytesMax = 1u << 20;
 
 TcpServerLane::TcpServerLane(Engine &engine, IoThread &io, Fd fd) : engine_(engine), io_(io), checker_(engine.regions) {
   fd_ = std::move(fd);
+  tune_lane(fd_.get());
   engine_.stats.server_lanes.fetch_add(1);
 }
 
@@ -64,12 +65,10 @@ void TcpServerLane::watch(uint32_t events) {
 void TcpServerLane::on_events(uint32_t) {
   std::lock_guard lock(mutex_);
   if (closed_) return;
-  for (int i = 0; i < kStepsPerTurn; ++i) {
-    const Progress progress = step_locked();
-    if (progress == Progress::kMore) continue;
-    if (progress == Progress::kBroken) close_locked();
-    return;
-  }
+  Progress progress = Progress::kMore;
+  for (int i = 0; i < kStepsPerTurn && progress == Progress::kMore; ++i) progress = step_locked();
+  if (progress == Progress::kBroken) close_locked();
+  if (progress != Progress::kMore) return;
   // The rest of the turn comes at once: the socket is still ready.
   if (!flush_acks()) close_locked();
 }
