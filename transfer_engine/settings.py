@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["EngineOptions", "EngineSettings"]
 
 _UINT32_MAX = 2**32 - 1
-# mp_config counts milliseconds in 32 bits.
-_SECONDS_MAX = 4_000_000.0
+# The core's bounds are in cython_ext/src/config.cpp; tests/docs holds the two together.
+_SECONDS_MAX = 86_400.0
 
 
 class EngineOptions(TypedDict, total=False):
@@ -87,7 +87,7 @@ class EngineSettings:
         None,
         "Microseconds a waiting thread looks for the result before it sleeps. None lets the engine choose.",
         minimum=0,
-        maximum=1_000_000,
+        maximum=10_000,
     )
     connect_timeout: float = setting(
         5.0, "Longest time to connect to a peer.", unit="seconds", minimum=0.001, maximum=_SECONDS_MAX
@@ -105,12 +105,12 @@ class EngineSettings:
     regions_max: int = setting(
         1_048_576, "Most regions that can be registered at once.", minimum=1, maximum=_UINT32_MAX
     )
-    peers_max: int = setting(4096, "Most peers that can be connected to this engine.", minimum=1, maximum=_UINT32_MAX)
+    peers_max: int = setting(4096, "Most peers that can be connected to this engine.", minimum=1, maximum=1 << 20)
     notifications_max: int = setting(
         65_536,
         "Most notifications that wait to be taken. Each is at most 64 KiB.",
         minimum=1,
-        maximum=_UINT32_MAX,
+        maximum=1 << 24,
     )
 
     @classmethod
