@@ -242,17 +242,24 @@ Error Peer::on_sync() {
     incarnation = incarnation_;
   }
   reach.same_process = Engine::in_this_process(incarnation) != nullptr;
-  Transport *transport = choose_path(engine_->transports, engine_->config.transports, reach);
   const std::string &require = engine_->config.require;
-  if (transport == nullptr || (!require.empty() && require != transport->name())) {
-    std::string offers;
-    for (const std::string &name : reach.offers) offers += (offers.empty() ? "" : ", ") + name;
-    fail_connect(
-        describe(make_error(MP_TRANSPORT_UNAVAILABLE,
-                            require.empty() ? "no transport that this engine may use reaches the peer"
-                                            : "the required transport \"" + require + "\" does not reach the peer",
-                            "the peer offers " + offers + "; change `transports` or `require`"),
-                 "tcp"));
+  std::vector<std::string> allowed = engine_->config.transports;
+  if (!require.empty()) allowed = {require};
+  Transport *transport = choose_path(engine_->transports, allowed, reach);
+  if (transport == nullptr) {
+    const auto join = [](const std::vector<std::string> &names) {
+      std::string text;
+      for (const std::string &name : names) text += (text.empty() ? "" : ", ") + name;
+      return text.empty() ? "none" : text;
+    };
+    fail_connect(describe(
+        make_error(MP_TRANSPORT_UNAVAILABLE,
+                   require.empty() ? "no transport that both sides allow reaches the peer"
+                                   : "the required transport \"" + require + "\" does not reach the peer",
+                   "this engine may use " + join(engine_->config.transports) + ", the peer offers " +
+                       join(reach.offers) +
+                       "; \"local\" reaches only engines of the same process; change `transports` or `require`"),
+        ""));
     return {};
   }
   const std::shared_ptr<Link> link = transport->connect(shared_from_this());
@@ -288,7 +295,6 @@ void Peer::fail_connect(Error error) {
   error = describe(std::move(error), "tcp");
   std::vector<std::shared_ptr<Transfer>> waiting;
   std::shared_ptr<ControlConnection> control;
-  bool again;
   {
     std::lock_guard lock(mutex_);
     if (state_ == State::kClosed) return;
@@ -299,12 +305,11 @@ void Peer::fail_connect(Error error) {
     retry_at_ = now_ns() + backoff_ns_;
     waiting.swap(waiting_);
     control = std::move(control_);
-    again = !orphans_.empty();
+    settle_later_locked();
     changed_.notify_all();
   }
   if (control != nullptr) control->close();
   fail_all(waiting, error);
-  if (again) orphan({}, error);
 }
 
 void Peer::on_lost(const Error &cause, bool peer_closed) {
@@ -330,14 +335,20 @@ void Peer::on_lost(const Error &cause, bool peer_closed) {
 }
 
 void Peer::orphan(std::vector<Work> work, const Error &cause) {
+  // Whoever waits learns of it now; the buffers stay owned until it is settled.
+  for (const Work &one : work) one.transfer->stop(cause);
+  std::vector<Orphan> orphans;
+  orphans.push_back({std::move(work), cause});
   std::unique_lock lock(mutex_);
   if (state_ == State::kClosed) {
     lock.unlock();
-    std::vector<Orphan> orphans;
-    orphans.push_back({std::move(work), cause});
     return settle(std::move(orphans));
   }
-  if (!work.empty()) orphans_.push_back({std::move(work), cause});
+  orphans_.push_back(std::move(orphans.front()));
+  settle_later_locked();
+}
+
+void Peer::settle_later_locked() {
   if (orphans_.empty()) return;
   // Connecting again is what settles them.
   const int64_t when = std::max(retry_at_, now_ns() + kBackoffFirst);

@@ -72,6 +72,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   Error on_sync();
   void on_lost(const Error &cause, bool peer_closed);
   void fail_connect(Error error);
+  void settle_later_locked();
   void settle(std::vector<Orphan> orphans);
   void learn_regions_locked(std::vector<wire::RegionRecord> records);
   static void fill(const wire::RegionRecord &record, const Id128 &incarnation, mp_remote_region *out);

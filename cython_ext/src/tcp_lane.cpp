@@ -393,6 +393,7 @@ std::vector<Work> TcpLane::shutdown() {
   std::vector<Work> work;
   std::lock_guard lock(mutex_);
   shut_ = true;
+  if (!assisted_) wake_.reset();
   if (ready_.exchange(false)) {
     ::shutdown(fd(), SHUT_RDWR);
     io_.remove(*this);
@@ -478,6 +479,7 @@ void TcpLane::assist(Transfer &transfer, int64_t until) {
   with_lock([&] {
     assisted_ = false;
     assist_mask_ = 0;
+    if (shut_) wake_.reset();
     if (ready_.load()) {
       arm_locked();
     } else if (fd_) {

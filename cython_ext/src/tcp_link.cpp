@@ -116,21 +116,19 @@ void TcpLink::lane_cut(uint64_t lane_id, std::vector<Work> work, const Error &ca
   work.erase(first_write, work.end());
   retry(std::move(work), error);
   if (writes.empty()) return;
+  bool settled;
   {
     std::lock_guard lock(mutex_);
-    if (!closed_) {
-      fencing_[lane_id] = {std::move(writes), error};
-    }
+    settled = settled_;
+    if (!closed_) fencing_[lane_id] = {std::move(writes), error};
   }
-  if (!writes.empty()) {
-    if (peer != nullptr) {
-      peer->orphan(std::move(writes), error);
-    } else {
-      fail(writes, error);
-    }
-    return;
+  if (writes.empty()) {
+    if (peer != nullptr) peer->send_fence(lane_id);
+  } else if (settled || peer == nullptr) {
+    fail(writes, error);
+  } else {
+    peer->orphan(std::move(writes), error);
   }
-  if (peer != nullptr) peer->send_fence(lane_id);
 }
 
 void TcpLink::fenced(uint64_t lane_id) {
@@ -163,6 +161,7 @@ void TcpLink::shutdown(const Error &cause, bool settled) {
     std::lock_guard lock(mutex_);
     if (closed_) return;
     closed_ = true;
+    settled_ = settled;
     for (auto &entry : fencing_) {
       for (Work &one : entry.second.work) writes.push_back(std::move(one));
     }

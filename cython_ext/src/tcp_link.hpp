@@ -57,6 +57,7 @@ class TcpLink final : public Link, public std::enable_shared_from_this<TcpLink> 
   std::atomic<uint32_t> round_robin_{0};
   mutable std::mutex mutex_;
   bool closed_ = false;
+  bool settled_ = false;  // when closed: the peer applies nothing any more
   std::unordered_map<uint64_t, Fencing> fencing_;
 };
 
