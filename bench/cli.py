@@ -65,22 +65,39 @@ def _transports() -> list[str]:
     return [name for name in ENGINES if name in available]
 
 
-def _plot_option(ctx: click.Context, param: click.Parameter, file: Path | None) -> Path | None:
-    if file is not None:
+def _result_file(ctx: click.Context, param: click.Parameter, file: str | None) -> str | None:
+    """Find out before anything is measured that a result could not be written."""
+    if file is not None and file != "-":
         try:
-            require_matplotlib()
-        except UsageError as error:
+            Path(file).open("a", encoding="utf-8").close()
+        except OSError as error:
             raise click.BadParameter(str(error), ctx, param) from error
     return file
 
 
-_json = click.option("--json", "json_file", metavar="FILE|-", help="Write the result as JSON; - is standard output.")
+def _plot_file(ctx: click.Context, param: click.Parameter, file: str | None) -> Path | None:
+    if file is None:
+        return None
+    try:
+        require_matplotlib(Path(file))
+    except UsageError as error:
+        raise click.BadParameter(str(error), ctx, param) from error
+    _result_file(ctx, param, file)
+    return Path(file)
+
+
+_json = click.option(
+    "--json",
+    "json_file",
+    metavar="FILE|-",
+    callback=_result_file,
+    help="Write the result as JSON; - is standard output.",
+)
 _plot = click.option(
     "--plot",
     "plot_file",
-    type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE.png",
-    callback=_plot_option,
+    callback=_plot_file,
     help="Draw the rate over the block size.",
 )
 
@@ -249,7 +266,7 @@ def _listen(ctx: click.Context, given: dict[str, Any]) -> ExitStatus:
 
 
 @cli.command(epilog=_DOCTOR_EXAMPLES)
-@click.option("--json", "json_file", metavar="FILE|-", help="Write the findings as JSON; - is standard output.")
+@_json
 @click.pass_context
 def doctor(ctx: click.Context, json_file: str | None) -> None:
     """Say what this host offers to transfers, what holds it back, and how to repair that.

@@ -56,7 +56,7 @@ def describe_run(parameters: dict[str, Any]) -> dict[str, Any]:
     defaults = EngineSettings()
     changed = {
         name: value
-        for name in ("io_threads", "slice_bytes", "spin_us", "connect_timeout", "progress_timeout", "deadline")
+        for name in ("lanes", "io_threads", "slice_bytes", "spin_us", "connect_timeout", "progress_timeout", "deadline")
         if (value := getattr(settings, name)) != getattr(defaults, name)
     }
     return {

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.status import Status
 
 from moonpool.bench import jsonform
 from moonpool.bench.environment import describe_run
@@ -33,36 +33,44 @@ _COLUMNS = 120
 
 
 class _Progress(Observer):
-    """Says on standard error what is measured, when that is a terminal."""
+    """Keeps the results, and says on standard error what is measured when that is a terminal.
+
+    A line that is written over, and no animation: nothing of this process may run during a window but the transfers.
+    """
 
     def __init__(self, rounds: int) -> None:
         self.results: list[RowResult] = []
         self._rounds = rounds
-        self._status = Status("starting", console=Console(stderr=True))
+        self._shown = sys.stderr.isatty()
         self._where = ""
         self._last = ""
 
     def __enter__(self) -> Self:
-        if self._status.console.is_terminal:
-            self._status.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._status.stop()
+        self._show("")
 
     def row_begins(self, number: int, count: int, work: Work) -> None:
         """Show the row."""
-        self._where = f"row {number} of {count}: {work_text(RowResult(work, ''))}"
+        self._where = f"row {number} of {count}: {work_text(work)}"
 
     def round_begins(self, number: int) -> None:
         """Show the round."""
-        self._status.update(f"{self._where}, round {number} of {self._rounds}{self._last}")
+        self._show(f"{self._where}, round {number} of {self._rounds}{self._last}")
 
     def row_ends(self, result: RowResult) -> None:
         """Keep the result."""
         self.results.append(result)
         if result.gbytes_per_s is not None and result.ratio is not None:
             self._last = f" (last: {result.gbytes_per_s:.2f} GB/s, {result.ratio:.2f} of the limit)"
+
+    def _show(self, text: str) -> None:
+        if self._shown:
+            columns = shutil.get_terminal_size().columns
+            # To the first column, and clear to the end of the line: ECMA-48, as every terminal in use knows it.
+            sys.stderr.write(f"\r{text[: columns - 1]}\x1b[K")
+            sys.stderr.flush()
 
 
 def perform(
@@ -99,7 +107,7 @@ def perform(
         _say(str(failure))
     if interrupted:
         _say("interrupted; what was measured until then is shown")
-    complaints = [f"NOT VERIFIED: {work_text(result)}: {text}" for result in results for text in result.complaints]
+    complaints = [f"NOT VERIFIED: {work_text(result.work)}: {text}" for result in results for text in result.complaints]
     if json_file == "-":
         for complaint in complaints:
             _say(complaint)

@@ -17,18 +17,19 @@ if TYPE_CHECKING:
 __all__ = ["plot", "require_matplotlib"]
 
 
-def require_matplotlib() -> None:
+def require_matplotlib(file: Path) -> None:
     """Say before anything is measured that the picture cannot be drawn.
 
     Raises:
-        UsageError: matplotlib is not installed.
+        UsageError: matplotlib is not installed, or knows no pictures with the suffix of `file`.
     """
     try:
-        import matplotlib  # noqa: F401 - only whether it is there
+        from matplotlib.backend_bases import FigureCanvasBase
     except ImportError as error:
-        raise UsageError(
-            "--plot needs matplotlib, which is not installed", hint="pip install 'moonpool[plot]'"
-        ) from error
+        raise UsageError("matplotlib is not installed", hint="pip install 'moonpool[plot]'") from error
+    known = FigureCanvasBase.get_supported_filetypes()
+    if file.suffix.lstrip(".").lower() not in known:
+        raise UsageError(f"{file.name!r} does not say which kind of picture", hint="a name that ends in .png or .svg")
 
 
 def plot(results: Sequence[RowResult], file: Path) -> None:

@@ -15,6 +15,7 @@ from rich.text import Text
 from moonpool.bench.doctor import Finding
 from moonpool.bench.measure import Percentiles
 from moonpool.bench.results import RowResult
+from moonpool.bench.work import Work
 from moonpool.units import format_bytes, format_duration
 
 __all__ = ["doctor_table", "header", "report", "work_text"]
@@ -100,14 +101,13 @@ def report(results: Sequence[RowResult]) -> RenderableType:
         table.add_row(*shown)
         before = cells
     parts: list[RenderableType] = [table, Text(_legend(results), style="dim")]
-    complaints = [(work_text(result), text) for result in results for text in result.complaints]
+    complaints = [(work_text(result.work), text) for result in results for text in result.complaints]
     parts.extend(Text(f"NOT VERIFIED: {where}: {text}", style="bold red") for where, text in complaints)
     return Group(*parts)
 
 
-def work_text(result: RowResult) -> str:
+def work_text(work: Work) -> str:
     """Return which row it is."""
-    work = result.work
     text = f"{work.transport} {work.op} {format_bytes(work.block_bytes)} × {work.batch}"
     return text if work.order == "sequential" else f"{text} {work.order}"
 

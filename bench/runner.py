@@ -254,11 +254,10 @@ def _run(side: InitiatorSide, seconds: float) -> Window:
     try:
         worker.join()
     except KeyboardInterrupt:
+        # The window is lost either way. What cannot be aborted ends after the transfer that is under way.
         side.stop[0] = 1
+        side.abort()
         worker.join(_STOP_S)
-        if worker.is_alive():
-            side.abort()
-            worker.join(_STOP_S)
         raise
     result = outcome[0]
     if isinstance(result, BaseException):

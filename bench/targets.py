@@ -22,7 +22,7 @@ from moonpool.bench.session import TargetSession
 
 __all__ = ["InProcessTarget", "RemoteTarget", "SpawnedTarget", "Target"]
 
-_START_S: Final = 30.0
+_START_S: Final = 60.0
 _CONNECT_S: Final = 5.0
 _GOODBYE_S: Final = 5.0
 

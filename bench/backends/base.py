@@ -107,7 +107,7 @@ class InitiatorSide(ABC):
         """
 
     def abort(self) -> None:  # noqa: B027 - where `stop` is seen soon enough nothing more is needed
-        """End a running `run` at once; this side is of no use afterwards."""
+        """End a running `run` at once, perhaps with an error; this side is of no use afterwards."""
 
     @abstractmethod
     def close(self) -> None:

@@ -38,7 +38,7 @@ class _Moonpool(Backend):
         self._lanes: int | None = None
         self._memory: NDArray[np.uint8] | None = None
         self._region: Region | None = None
-        self._peers: dict[str, Peer] = {}
+        self._peer: Peer | None = None
 
     def target(self, row: RowSide) -> TargetSide:
         """Listen, and offer the row's memory as a region."""
@@ -50,14 +50,16 @@ class _Moonpool(Backend):
         engine = self._ready(row, None)
         assert self._region is not None
         address = self._reach(offer["address"])
-        if address not in self._peers:
-            self._peers[address] = engine.connect(address, timeout=self.place.timeout)
-        return _Initiator(engine, self._peers[address], self._region, row)
+        if self._peer is None or self._peer.address != address:
+            # The target needed other memory, hence another engine.
+            if self._peer is not None:
+                self._peer.close()
+            self._peer = engine.connect(address, timeout=self.place.timeout)
+        return _Initiator(engine, self._peer, self._region, row)
 
     def close(self) -> None:
         """Close the engine."""
-        self._peers.clear()
-        self._region = self._memory = None
+        self._peer = self._region = self._memory = None
         if self._engine is not None:
             self._engine.close()
             self._engine = None

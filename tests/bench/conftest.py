@@ -9,9 +9,6 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from engine_testing.fixtures import no_leaks
-
-__all__ = ["no_leaks"]
 
 Bench = Callable[..., subprocess.CompletedProcess[str]]
 

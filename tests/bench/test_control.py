@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from engine_testing.fixtures import no_leaks
 
 from moonpool.address import Address
 from moonpool.bench import control
@@ -21,6 +22,8 @@ from moonpool.bench.session import TargetSession
 from moonpool.bench.target import accept, serve
 from moonpool.bench.targets import RemoteTarget
 from moonpool.bench.work import Work
+
+__all__ = ["no_leaks"]
 
 SECRET = b"of this run"
 WORK = Work("tcp", "write", 4096, 1, "sequential", 1, None, 8192)

@@ -113,6 +113,12 @@ def test_the_json_form_is_the_documented_one(measured: Measured) -> None:
     assert {(row["limit"], row["lanes"], row["cpu_s_per_gb_target"]) for row in local} == {("memcpy", None, 0.0)}
 
 
+def test_every_key_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "bench.md").read_text(encoding="utf-8")
+    for key in {*KEYS, *EXTRAS, *ENVIRONMENT}:
+        assert f"`{key}`" in page, key
+
+
 def test_threads_and_lanes_are_used(measured: Measured) -> None:
     rows = measured("--transport", "tcp", "--threads", "1,3", "--lanes", "2")["rows"]
     assert {(row["threads"], row["lanes"], row["limit_width"]) for row in rows} == {(1, 2, 2), (3, 2, 3)}

@@ -8,8 +8,11 @@ import threading
 
 import numpy as np
 import pytest
+from engine_testing.fixtures import no_leaks
 
 from moonpool import _limits
+
+__all__ = ["no_leaks"]
 
 TOKEN = b"0123456789abcdef"
 BLOCK = 4096

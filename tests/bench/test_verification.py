@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from engine_testing.fixtures import no_leaks
 
 from moonpool.bench import backends, cli
 from moonpool.bench.backends import InitiatorSide, RowSide
 from moonpool.bench.backends.moonpool_engine import MoonpoolTcp
 from moonpool.bench.errors import ExitStatus
 from moonpool.bench.measure import Window
+
+__all__ = ["no_leaks"]
 
 TINY = """
     --block-size 4KiB --batch 2 --footprint 64KiB --duration 1ms --warmup 0 --rounds 1 --only engine
@@ -53,10 +56,10 @@ class WritesAstray(MoonpoolTcp):
 
     def initiator(self, row: RowSide, offer: dict[str, Any]) -> InitiatorSide:
         honest = super().initiator(row, offer)
-        (peer,) = self._peers.values()
-        engine, region = self._engine, self._region
+        engine, region, peer = self._engine, self._region, self._peer
         assert engine is not None
         assert region is not None
+        assert peer is not None
         (name,) = peer.regions
 
         def stray() -> None:
