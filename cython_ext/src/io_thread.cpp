@@ -13,6 +13,13 @@
 
 namespace moonpool {
 
+std::atomic<int> ActiveThreads::count_{0};
+
+bool ActiveThreads::may_look() {
+  static const int spare = std::max(1, static_cast<int>(cpu_count() / 2));
+  return count_.load(std::memory_order_relaxed) <= spare;
+}
+
 bool yield_core() {
   // A yield with nobody waiting comes back in a fraction of this; running somebody else takes longer.
   constexpr int64_t kAloneNs = 3000;
@@ -170,7 +177,8 @@ int IoThread::wait_for_events(epoll_event *events, int capacity, int64_t next_ti
     n = epoll_wait(epoll_.get(), events, capacity, 0);
     if (n != 0) return n;
     const int64_t until = std::min(start + spin_ns_, next_timer);
-    while (!has_posted_.load(std::memory_order_relaxed) && !stopping_.load(std::memory_order_relaxed)) {
+    while (ActiveThreads::may_look() && !has_posted_.load(std::memory_order_relaxed) &&
+           !stopping_.load(std::memory_order_relaxed)) {
       const bool alone = yield_core();
       n = epoll_wait(epoll_.get(), events, capacity, 0);
       if (n != 0) return n;
@@ -192,7 +200,9 @@ int IoThread::wait_for_events(epoll_event *events, int capacity, int64_t next_ti
     // Rounded up: waking a little late is right, waking early would spin.
     timeout_ms = left <= 0 ? 0 : static_cast<int>(std::min<int64_t>(left / kMillisecond + 1, 3'600'000));
   }
+  ActiveThreads::leave();
   n = epoll_wait(epoll_.get(), events, capacity, timeout_ms);
+  ActiveThreads::enter();
   sleeping_.store(false);
   if (n > 0 && now_ns() - start < spin_max_ns_) spin_ns_ = spin_max_ns_;
   return n;
@@ -202,6 +212,7 @@ void IoThread::run() {
   constexpr int kCapacity = 64;
   epoll_event events[kCapacity];
   int64_t next_timer = kNever;
+  ActiveThreads::enter();
   while (!stopping_.load(std::memory_order_relaxed)) {
     if (has_posted_.load() || has_removed_.load() || next_timer <= now_ns()) {
       run_posted();
@@ -218,6 +229,7 @@ void IoThread::run() {
       }
     }
   }
+  ActiveThreads::leave();
 }
 
 }  // namespace moonpool

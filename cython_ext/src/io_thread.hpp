@@ -19,6 +19,18 @@
 
 namespace moonpool {
 
+// How many threads of this process move bytes or look for them right now. Looking is for machines with cores to spare:
+// with half of the cores taken that way, the other half is left to the application and to peers on the same host.
+class ActiveThreads {
+ public:
+  static void enter() { count_.fetch_add(1, std::memory_order_relaxed); }
+  static void leave() { count_.fetch_sub(1, std::memory_order_relaxed); }
+  static bool may_look();
+
+ private:
+  static std::atomic<int> count_;
+};
+
 // Gives the core to whoever else wants it. False when somebody did: then looking on would only delay them, and a thread
 // that sleeps instead is woken on an idle core if there is one.
 bool yield_core();

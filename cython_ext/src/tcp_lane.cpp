@@ -442,12 +442,13 @@ void TcpLane::assist(Transfer &transfer, int64_t until) {
   if (!mine) return;
   int64_t spin_until = now_ns() + int64_t{engine_.config.spin_us} * 1000;
   bool usable = true;
+  ActiveThreads::enter();
   const auto over = [&transfer] { return transfer.finished() || transfer.stopping(); };
   while (usable && !over()) {
     const int64_t now = now_ns();
     if (now >= until) break;
     pollfd fds[2] = {};
-    if (now >= spin_until) {
+    if (now >= spin_until || !ActiveThreads::may_look()) {
       with_lock([&] {
         usable = ready_.load();
         fds[0] = {fd(), static_cast<short>(POLLIN | (sending_ ? POLLOUT : 0)), 0};
@@ -461,7 +462,9 @@ void TcpLane::assist(Transfer &transfer, int64_t until) {
       if (!asleep_) break;
       const int64_t left = std::min(until, deadline_after(3600LL * 1'000'000'000)) - now;
       const timespec timeout{left / 1'000'000'000, left % 1'000'000'000};
+      ActiveThreads::leave();
       ppoll(fds, 2, &timeout, nullptr);
+      ActiveThreads::enter();
       if ((fds[1].revents & POLLIN) != 0) {
         uint64_t count = 0;
         [[maybe_unused]] const ssize_t n = read(fds[1].fd, &count, sizeof count);
@@ -476,6 +479,7 @@ void TcpLane::assist(Transfer &transfer, int64_t until) {
       drive_locked();
     });
   }
+  ActiveThreads::leave();
   with_lock([&] {
     assisted_ = false;
     assist_mask_ = 0;
