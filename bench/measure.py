@@ -19,6 +19,7 @@ __all__ = ["SAMPLES_MAX", "Percentiles", "Samples", "Window", "drive", "median"]
 
 #: Times kept of one window, over all threads; of more transfers, every 2nd, 4th, ... is kept.
 SAMPLES_MAX: Final = 1 << 18
+_NOTED_AT_ONCE: Final = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -69,20 +70,16 @@ class Samples:
         self._capacity = capacity
         self._seen = 0
         self._stride = 1
-        self.kept: array[int] = array("q")
+        self.kept: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
-    def add(self, ns: int) -> None:
-        """Note one time."""
-        seen = self._seen
-        self._seen = seen + 1
-        if seen % self._stride:
-            return
-        if len(self.kept) == self._capacity:
-            self.kept = self.kept[::2]
+    def extend(self, times_ns: array[int]) -> None:
+        """Note times in the order in which they were taken."""
+        due = np.frombuffer(times_ns, dtype=np.int64)[-self._seen % self._stride :: self._stride]
+        self._seen += len(times_ns)
+        self.kept = np.concatenate([self.kept, due])
+        while len(self.kept) > self._capacity:
+            self.kept = self.kept[::2].copy()
             self._stride *= 2
-            if seen % self._stride:
-                return
-        self.kept.append(ns)
 
 
 def drive(
@@ -101,18 +98,25 @@ def drive(
         When it began and when the last transfer completed (monotonic nanoseconds), and the number after the last one.
     """
     clock = time.monotonic_ns
-    add = samples.add
-    index = first
+    times = array("q")
+    note = times.append
     begin = before = clock()
     end = begin + duration_ns
     while True:
-        transfer(index)
-        now = clock()
-        add(now - before)
-        before = now
-        index += 1
-        if now >= end or stop[0]:
-            return begin, now, index
+        # As little as possible between two transfers: what is done with their times is done once in a while.
+        for index in range(first, first + _NOTED_AT_ONCE):
+            transfer(index)
+            now = clock()
+            note(now - before)
+            before = now
+            if now >= end or stop[0]:
+                samples.extend(times)
+                return begin, now, index + 1
+        samples.extend(times)
+        first += _NOTED_AT_ONCE
+        times = array("q")
+        note = times.append
+        before = clock()
 
 
 def median(values: Iterable[float]) -> float:

@@ -183,5 +183,5 @@ def run_threads(
         seconds=(max(end for _, end, _ in outcomes) - min(begin for begin, _, _ in outcomes)) / 1e9,
         transfers=done,
         payload_bytes=done * batch_bytes,
-        latency=Percentiles.of(np.concatenate([np.frombuffer(part.kept, dtype=np.int64) for part in samples])),
+        latency=Percentiles.of(np.concatenate([part.kept for part in samples])),
     )

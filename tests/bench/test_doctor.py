@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from moonpool.bench import cli, doctor
+from moonpool.bench import commands, doctor
 from moonpool.bench.doctor import Finding, Host, examine, healthy
 from moonpool.bench.errors import ExitStatus
 from moonpool.bench.report import doctor_table
@@ -217,10 +217,10 @@ def test_the_table_shows_every_fix(patient: Patient) -> None:
 
 
 def test_the_command_on_this_host() -> None:
-    result = CliRunner().invoke(cli.cli, ["doctor"])
+    result = CliRunner().invoke(commands.cli, ["doctor"])
     assert result.exit_code == ExitStatus.OK
     assert "transport tcp" in result.output
-    document = json.loads(CliRunner().invoke(cli.cli, ["doctor", "--json", "-"]).output)
+    document = json.loads(CliRunner().invoke(commands.cli, ["doctor", "--json", "-"]).output)
     assert set(document) == {"schema", "environment", "healthy", "checks"}
     assert (document["schema"], document["healthy"]) == (1, True)
     for check in document["checks"]:
@@ -230,6 +230,6 @@ def test_the_command_on_this_host() -> None:
 
 def test_an_unhealthy_host_shows_in_the_exit_status(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(doctor, "examine", lambda: [Finding("transport tcp", "missing", "", needed=True)])
-    result = CliRunner().invoke(cli.cli, ["doctor", "--json", str(tmp_path / "doctor.json")])
+    result = CliRunner().invoke(commands.cli, ["doctor", "--json", str(tmp_path / "doctor.json")])
     assert result.exit_code == 1
     assert not json.loads((tmp_path / "doctor.json").read_text())["healthy"]

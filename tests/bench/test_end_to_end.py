@@ -168,3 +168,10 @@ def test_memory_that_is_not_there_is_status_3(bench: Bench) -> None:
     done = bench("transfer", "--footprint", "4096TiB")
     assert done.returncode == ExitStatus.FAILED
     assert "a smaller --footprint" in done.stderr
+
+
+def test_a_missing_numpy_is_one_line(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "numpy.py").write_text("raise ModuleNotFoundError('gone', name='numpy')\n", encoding="utf-8")
+    done = bench("doctor", environ={"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == ExitStatus.FAILED
+    assert done.stderr == "mooncake-bench: numpy is not installed. Try: pip install 'moonpool[bench]'\n"

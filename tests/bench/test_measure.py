@@ -52,11 +52,25 @@ def test_stop_ends_between_two_transfers(monkeypatch: pytest.MonkeyPatch) -> Non
     assert drive(work, 0, 10**12, stop, Samples(10))[2] == 3
 
 
+def test_long_windows_lose_no_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "_NOTED_AT_ONCE", 8)
+    clock, seen, samples = Clock(monkeypatch), list[int](), Samples(100)
+
+    def transfer(index: int) -> None:
+        seen.append(index)
+        clock.now += 10
+
+    assert drive(transfer, 5, 300, array("i", [0]), samples) == (1_000, 1_300, 35)
+    assert seen == list(range(5, 35))
+    assert list(samples.kept) == [10] * 30
+
+
 def test_samples_stay_bounded_and_even() -> None:
-    samples = Samples(8)
-    for value in range(100):
-        samples.add(value)
-    assert list(samples.kept) == [0, 16, 32, 48, 64, 80, 96]
+    for at_once in (1, 7, 100):
+        samples = Samples(8)
+        for first in range(0, 100, at_once):
+            samples.extend(array("q", range(first, min(first + at_once, 100))))
+        assert list(samples.kept) == [0, 16, 32, 48, 64, 80, 96]
 
 
 def test_percentiles_are_microseconds() -> None:

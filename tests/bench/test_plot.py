@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from moonpool.bench import cli
+from moonpool.bench import commands
 from moonpool.bench.errors import ExitStatus
 from moonpool.bench.measure import Window
 from moonpool.bench.plot import plot
@@ -46,7 +46,7 @@ def test_what_cannot_be_drawn_or_written_is_said_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def refused(*arguments: str) -> str:
-        result = CliRunner().invoke(cli.cli, ["transfer", *arguments])
+        result = CliRunner().invoke(commands.cli, ["transfer", *arguments])
         assert result.exit_code == ExitStatus.USAGE
         return " ".join(result.output.split())
 

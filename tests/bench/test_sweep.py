@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from moonpool.bench import cli, perform
+from moonpool.bench import commands, perform
 from moonpool.bench.errors import ExitStatus, UsageError
 from moonpool.bench.options import SECRET, SIZE, Choices, ListOf, count
 from moonpool.bench.runner import Options
@@ -88,10 +88,10 @@ class Plan:
             self.works, self.options = works, options
             return ExitStatus.OK
 
-        monkeypatch.setattr(cli, "perform", note)
+        monkeypatch.setattr(commands, "perform", note)
 
     def invoke(self, *arguments: str) -> Result:
-        return CliRunner().invoke(cli.cli, arguments)
+        return CliRunner().invoke(commands.cli, arguments)
 
 
 @pytest.fixture

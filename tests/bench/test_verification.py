@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 from engine_testing.fixtures import no_leaks
 
-from moonpool.bench import backends, cli
+from moonpool.bench import backends, commands
 from moonpool.bench.backends import InitiatorSide, RowSide
 from moonpool.bench.backends.moonpool_engine import MoonpoolTcp
 from moonpool.bench.errors import ExitStatus
@@ -70,7 +70,7 @@ class WritesAstray(MoonpoolTcp):
 
 def invoke(monkeypatch: pytest.MonkeyPatch, backend: type[MoonpoolTcp], op: str) -> Result:
     monkeypatch.setitem(backends.ENGINES, backend.transport, backend)
-    return CliRunner().invoke(cli.cli, ["transfer", "--transport", backend.transport, "--op", op, *TINY.split()])
+    return CliRunner().invoke(commands.cli, ["transfer", "--transport", backend.transport, "--op", op, *TINY.split()])
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from moonpool.bench import backends, cli
+from moonpool.bench import backends, commands
 from moonpool.bench.backends import InitiatorSide, RowSide
 from moonpool.bench.backends.moonpool_engine import MoonpoolLocal, run_threads
 from moonpool.bench.errors import ExitStatus
@@ -51,7 +51,7 @@ class CountsTheSubmission(MoonpoolLocal):
 def test_a_rate_without_the_bytes_is_not_accepted(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
     monkeypatch.setitem(backends.ENGINES, "local", CountsTheSubmission)
     options = ["--transport", "local", "--only", "engine", "--op", op, "--json", "-", *TINY.split()]
-    result = CliRunner().invoke(cli.cli, ["transfer", *options])
+    result = CliRunner().invoke(commands.cli, ["transfer", *options])
     assert result.exit_code == ExitStatus.NOT_VERIFIED
     (row,) = json.loads(result.stdout)["rows"]
     assert not row["verified"]

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands of ``mooncake-bench`` and their options."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+import moonpool
+from moonpool.bench import doctor as doctors
+from moonpool.bench.backends import ENGINES, IN_PROCESS
+from moonpool.bench.errors import ExitStatus, UsageError
+from moonpool.bench.listening import serve_one_run
+from moonpool.bench.options import ADDRESS, DURATION, SECRET, SIZE, Choices, ListOf, Value, count
+from moonpool.bench.perform import perform
+from moonpool.bench.plot import require_matplotlib
+from moonpool.bench.report import doctor_table
+from moonpool.bench.runner import Options
+from moonpool.bench.sweep import Sweep, quick
+from moonpool.bench.work import OPS, ORDERS
+from moonpool.transfer_engine import probe
+
+__all__ = ["cli"]
+
+_THREADS_MAX = 64
+_LANES_MAX = 64
+_BATCH_MAX = 1 << 20
+
+_QUICK_EXAMPLES = """\b
+Examples:
+  mooncake-bench                     what does this machine do?
+  mooncake-bench --json -            the same for programs
+  mooncake-bench doctor              what does it lack to do better?
+  mooncake-bench transfer --help     everything that can be varied
+"""
+
+_TRANSFER_EXAMPLES = """\b
+Examples:
+  mooncake-bench transfer --block-size 4KiB,64KiB,1MiB --batch 1,128 --order sequential,random
+  mooncake-bench transfer --transport tcp --op write --threads 1,2 --lanes 1,2,4 --json result.json
+  mooncake-bench transfer --transport tcp --block-size 1MiB --batch 1 --limit stream
+  mooncake-bench transfer --transport tcp --only limit --json -
+
+\b
+Across two hosts:
+  there$ mooncake-bench transfer --listen 0.0.0.0:7800 --secret @/etc/moonpool/secret
+  here$  mooncake-bench transfer --target there:7800 --secret @/etc/moonpool/secret --block-size 1MiB
+"""
+
+_DOCTOR_EXAMPLES = """\b
+Examples:
+  mooncake-bench doctor
+  mooncake-bench doctor --json - | jq '.checks[] | select(.status != "OK")'
+"""
+
+
+def _transports() -> list[str]:
+    """Those that this host has and this program can measure."""
+    available = {transport.name for transport in probe() if transport.available}
+    return [name for name in ENGINES if name in available]
+
+
+def _result_file(ctx: click.Context, param: click.Parameter, file: str | None) -> str | None:
+    """Find out before anything is measured that a result could not be written."""
+    if file is not None and file != "-":
+        try:
+            Path(file).open("a", encoding="utf-8").close()
+        except OSError as error:
+            raise click.BadParameter(str(error), ctx, param) from error
+    return file
+
+
+def _plot_file(ctx: click.Context, param: click.Parameter, file: str | None) -> Path | None:
+    if file is None:
+        return None
+    try:
+        require_matplotlib(Path(file))
+    except UsageError as error:
+        raise click.BadParameter(str(error), ctx, param) from error
+    _result_file(ctx, param, file)
+    return Path(file)
+
+
+_json = click.option(
+    "--json",
+    "json_file",
+    metavar="FILE|-",
+    callback=_result_file,
+    help="Write the result as JSON; - is standard output.",
+)
+_plot = click.option(
+    "--plot",
+    "plot_file",
+    metavar="FILE.png",
+    callback=_plot_file,
+    help="Draw the rate over the block size.",
+)
+
+
+@click.group(
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+    epilog=_QUICK_EXAMPLES,
+)
+@click.version_option(moonpool.__version__, prog_name="mooncake-bench")
+@_json
+@_plot
+@click.pass_context
+def cli(ctx: click.Context, json_file: str | None, plot_file: Path | None) -> None:
+    """Measure verified transfers between two processes, each beside the limit of this machine.
+
+    Without a command: a quick sweep in under 45 seconds over the transports this host has, read and write, 4 KiB to
+    16 MiB, one block at a time and 128 at once.
+
+    Every row runs in rounds: a window of the engine and a window of its limit over the same blocks (raw sockets in C
+    for tcp, memcpy for transports within a process). Every byte is checked on both sides after every window.
+
+    The exit status is 0 when all bytes were right on both sides, 1 when they were not, 2 for a command line that
+    makes no sense, 3 when something failed, and 130 after Ctrl-C, which still shows what was measured.
+    """
+    if ctx.invoked_subcommand is None:
+        options = Options(rounds=3, duration=0.12, warmup=0.03, budget=38.0)
+        ctx.exit(perform(quick(_transports()), options, json_file=json_file, plot_file=plot_file))
+    if json_file is not None or plot_file is not None:
+        raise click.UsageError("--json and --plot belong behind the command")
+
+
+@cli.command(epilog=_TRANSFER_EXAMPLES)
+@click.option("--transport", type=Choices("name", list(ENGINES)), help="tcp, local.  [default: all this host has]")
+@click.option(
+    "--op",
+    type=Choices("name", OPS),
+    default="read,write",
+    show_default=True,
+    help="read: from the target to here; write: from here to the target.",
+)
+@click.option(
+    "--block-size",
+    type=ListOf("size", SIZE),
+    default="1MiB",
+    show_default=True,
+    help="Bytes of one descriptor: 4KiB, 1MiB.",
+)
+@click.option(
+    "--batch",
+    type=ListOf("n", count(_BATCH_MAX)),
+    default="16",
+    show_default=True,
+    help="Descriptors of one transfer.",
+)
+@click.option(
+    "--order",
+    type=Choices("name", ORDERS),
+    default="sequential",
+    show_default=True,
+    help="random: neighbours in a batch are no neighbours in memory, on both sides.",
+)
+@click.option(
+    "--lanes",
+    type=ListOf("n", count(_LANES_MAX, auto=True)),
+    default="auto",
+    show_default=True,
+    help="Connections, of the engine and of the limit.",
+)
+@click.option(
+    "--threads",
+    type=ListOf("n", count(_THREADS_MAX)),
+    default="1",
+    show_default=True,
+    help="User threads that transfer at the same time.",
+)
+@click.option(
+    "--footprint",
+    type=Value("size", SIZE),
+    help="Memory of each side that the blocks cycle through.  [default: 256MiB, or one batch per thread]",
+)
+@click.option("--duration", type=DURATION, default="1s", show_default=True, help="Length of one window.")
+@click.option("--warmup", type=DURATION, default="200ms", show_default=True, help="Ahead of every window.")
+@click.option(
+    "--rounds",
+    type=click.IntRange(1, 1000),
+    default=5,
+    show_default=True,
+    help="Windows of each kind; the figures are medians over them.",
+)
+@click.option(
+    "--limit",
+    "mode",
+    type=click.Choice(["acked", "stream"]),
+    default="acked",
+    show_default=True,
+    help="Raw sockets with one answer per batch, as transfers have it, or with none until the end.",
+)
+@click.option("--only", type=click.Choice(["engine", "limit"]), help="Measure one of the two alone.")
+@_json
+@_plot
+@click.option(
+    "--listen",
+    type=ADDRESS,
+    help="Be the target of one run from another host; the other side says what is done. "
+    "The next two ports are used as well, for the data.",
+)
+@click.option("--target", type=ADDRESS, help="Run against a benchmark that listens on another host.")
+@click.option(
+    "--secret",
+    type=SECRET,
+    envvar="MOONCAKE_BENCH_SECRET",
+    metavar="TEXT|@FILE",
+    help="What both hosts must know; also read from MOONCAKE_BENCH_SECRET. The data is not encrypted.",
+)
+@click.option("--insecure", is_flag=True, help="Listen beyond loopback without a secret.")
+@click.pass_context
+def transfer(ctx: click.Context, /, **given: Any) -> None:
+    """Measure every combination of the options given: lists are swept.
+
+    Sizes are powers of two (4KiB, 1MiB), rates are decimal (GB/s = 10^9 bytes per second). An op is one block; p50,
+    p99 and p99.9 are times of one whole transfer, from submitting a batch to having its bytes in place.
+    """
+    if given["listen"] is not None:
+        ctx.exit(_listen(ctx, given))
+    works, options = _plan(given)
+    ctx.exit(perform(works, options, json_file=given["json_file"], plot_file=given["plot_file"]))
+
+
+def _plan(given: dict[str, Any]) -> tuple[list[Any], Options]:
+    target = given["target"]
+    transports = given["transport"] or [name for name in _transports() if target is None or name not in IN_PROCESS]
+    if given["insecure"]:
+        raise click.UsageError("--insecure belongs to --listen")
+    if target is not None and (inside := sorted(IN_PROCESS.intersection(transports))):
+        raise click.UsageError(f"--transport {inside[0]} stays within one process: it has no --target")
+    sweep = Sweep(
+        transports,
+        given["op"],
+        given["block_size"],
+        given["batch"],
+        given["order"],
+        given["lanes"],
+        given["threads"],
+        given["footprint"],
+    )
+    try:
+        works = sweep.works()
+    except UsageError as error:
+        raise click.UsageError(str(error)) from error
+    return works, Options(
+        given["rounds"], given["duration"], given["warmup"], given["mode"], given["only"], target, given["secret"]
+    )
+
+
+def _listen(ctx: click.Context, given: dict[str, Any]) -> ExitStatus:
+    for parameter in ctx.command.params:
+        name = parameter.name or ""
+        written = ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+        if written and name not in ("listen", "secret", "insecure"):
+            raise click.UsageError(f"{parameter.opts[0]} belongs to the side with --target, which says what is done")
+    try:
+        return serve_one_run(given["listen"], given["secret"], insecure=given["insecure"])
+    except UsageError as error:
+        raise click.UsageError(str(error)) from error
+
+
+@cli.command(epilog=_DOCTOR_EXAMPLES)
+@_json
+@click.pass_context
+def doctor(ctx: click.Context, json_file: str | None) -> None:
+    """Say what this host offers to transfers, what holds it back, and how to repair that.
+
+    Each line is OK, degraded (it works, but slower or for fewer than it could) or missing. The exit status is 0
+    unless something is missing without which nothing can be transferred.
+    """
+    findings = doctors.examine()
+    if json_file is not None:
+        text = json.dumps(doctors.document(findings), indent=2) + "\n"
+        if json_file == "-":
+            sys.stdout.write(text)
+        else:
+            Path(json_file).write_text(text, encoding="utf-8")
+    if json_file != "-":
+        Console().print(doctor_table(findings))
+    ctx.exit(ExitStatus.OK if doctors.healthy(findings) else ExitStatus.NOT_VERIFIED)
