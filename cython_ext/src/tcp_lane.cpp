@@ -121,6 +121,7 @@ void TcpLane::on_events(uint32_t events) {
     armed_ = 0;  // one shot
     if (!ready_.load()) return;
     drive_locked();
+    if (turn_bytes_ >= kBulkBytes) io_.note_bulk();
     // Nothing is outstanding, so a hang-up can be acted on at once; otherwise receiving reports it.
     if (ready_.load() && frames_.empty() && (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
       Error cause = make_error(MP_PEER_LOST, "an idle lane was closed by the peer");
@@ -432,6 +433,11 @@ void TcpLane::wake_waiter_locked() {
   [[maybe_unused]] const ssize_t n = write(wake_.get(), &one, sizeof one);
 }
 
+bool TcpLane::carries_locked(const Transfer &transfer) const {
+  return std::any_of(frames_.begin(), frames_.end(),
+                     [&](const Frame &frame) { return frame.work.transfer.get() == &transfer && !frame.resolved; });
+}
+
 void TcpLane::assist(Transfer &transfer, int64_t until) {
   bool mine = false;
   with_lock([&] {
@@ -443,23 +449,24 @@ void TcpLane::assist(Transfer &transfer, int64_t until) {
   int64_t spin_until = now_ns() + int64_t{engine_.config.spin_us} * 1000;
   bool usable = true;
   ActiveThreads::enter();
-  const auto over = [&transfer] { return transfer.finished() || transfer.stopping(); };
-  while (usable && !over()) {
+  // Once nothing of it is on this lane, its end comes another way: over another lane or the control connection.
+  const auto over = [&] { return transfer.finished() || transfer.stopping() || !carries_locked(transfer); };
+  while (usable) {
     const int64_t now = now_ns();
     if (now >= until) break;
     pollfd fds[2] = {};
-    if (now >= spin_until || !ActiveThreads::may_look()) {
+    if (now >= spin_until || !ActiveThreads::may_look(transfer.bytes >= kBulkBytes)) {
       with_lock([&] {
-        usable = ready_.load();
+        usable = ready_.load() && !over();
         fds[0] = {fd(), static_cast<short>(POLLIN | (sending_ ? POLLOUT : 0)), 0};
         if (!wake_) wake_ = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
         fds[1] = {wake_.get(), POLLIN, 0};
         // Other events than these are the I/O thread's while this one sleeps.
         assist_mask_ = sending_ ? EPOLLIN | EPOLLOUT : EPOLLIN;
-        asleep_ = usable && !over();
+        asleep_ = usable;
         if (asleep_) arm_locked();
       });
-      if (!asleep_) break;
+      if (!usable) break;
       const int64_t left = std::min(until, deadline_after(3600LL * 1'000'000'000)) - now;
       const timespec timeout{left / 1'000'000'000, left % 1'000'000'000};
       ActiveThreads::leave();
@@ -474,9 +481,9 @@ void TcpLane::assist(Transfer &transfer, int64_t until) {
     }
     with_lock([&] {
       asleep_ = false;
-      usable = ready_.load();
       assist_mask_ = EPOLLIN | EPOLLOUT;
       drive_locked();
+      usable = ready_.load() && !over();
     });
   }
   ActiveThreads::leave();

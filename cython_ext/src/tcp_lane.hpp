@@ -31,7 +31,7 @@ class TcpLane : public Handler, public std::enable_shared_from_this<TcpLane> {
   // The same for the thread that has just queued work.
   void submitted();
   IoThread &io() { return io_; }
-  // The calling thread drives the lane until the transfer ended or `until` has passed.
+  // The calling thread drives the lane until nothing of the transfer is on it or `until` has passed.
   void assist(Transfer &transfer, int64_t until);
   void cancel(const Transfer &transfer);
   // Returns what was unfinished.
@@ -67,6 +67,7 @@ class TcpLane : public Handler, public std::enable_shared_from_this<TcpLane> {
   void watch_progress_locked();
   void check_progress();
   bool can_start_locked() const;
+  bool carries_locked(const Transfer &transfer) const;
   void wake_waiter_locked();
 
   // Valid until shutdown(), which the link calls before it goes; nothing below looks at it afterwards.
