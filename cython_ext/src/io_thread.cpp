@@ -15,9 +15,9 @@ namespace moonpool {
 
 std::atomic<int> ActiveThreads::count_{0};
 
-bool ActiveThreads::may_look() {
+bool ActiveThreads::may_look(bool bulk) {
   static const int spare = std::max(1, static_cast<int>(cpu_count() / 2));
-  return count_.load(std::memory_order_relaxed) <= spare;
+  return !bulk || count_.load(std::memory_order_relaxed) <= spare;
 }
 
 bool yield_core() {
@@ -177,7 +177,7 @@ int IoThread::wait_for_events(epoll_event *events, int capacity, int64_t next_ti
     n = epoll_wait(epoll_.get(), events, capacity, 0);
     if (n != 0) return n;
     const int64_t until = std::min(start + spin_ns_, next_timer);
-    while (ActiveThreads::may_look() && !has_posted_.load(std::memory_order_relaxed) &&
+    while (ActiveThreads::may_look(bulk_) && !has_posted_.load(std::memory_order_relaxed) &&
            !stopping_.load(std::memory_order_relaxed)) {
       const bool alone = yield_core();
       n = epoll_wait(epoll_.get(), events, capacity, 0);
@@ -219,6 +219,7 @@ void IoThread::run() {
       next_timer = run_timers();
     }
     const int n = wait_for_events(events, kCapacity, next_timer);
+    bulk_ = false;
     for (int i = 0; i < n; ++i) {
       auto *handler = static_cast<Handler *>(events[i].data.ptr);
       if (handler != nullptr) {

@@ -19,13 +19,16 @@
 
 namespace moonpool {
 
-// How many threads of this process move bytes or look for them right now. Looking is for machines with cores to spare:
-// with half of the cores taken that way, the other half is left to the application and to peers on the same host.
+// How many threads of this process move bytes or look for them right now. After many bytes at once (kBulkBytes) looking
+// is only for machines with cores to spare: half of them are left to the application and to peers on the same host.
+// Small messages always look, because waking a thread takes longer than they do.
+constexpr uint64_t kBulkBytes = 64u << 10;
+
 class ActiveThreads {
  public:
   static void enter() { count_.fetch_add(1, std::memory_order_relaxed); }
   static void leave() { count_.fetch_sub(1, std::memory_order_relaxed); }
-  static bool may_look();
+  static bool may_look(bool bulk);
 
  private:
   static std::atomic<int> count_;
@@ -65,6 +68,8 @@ class IoThread {
   // The handler is kept until the events that are being delivered have been, so no stale pointer is followed.
   void remove(Handler &handler);
   void post(std::function<void()> call);
+  // For handlers: this turn moved kBulkBytes or more.
+  void note_bulk() { bulk_ = true; }
   void call_at(int64_t when_ns, std::function<void()> call);
   size_t handler_count() const;
 
@@ -86,6 +91,7 @@ class IoThread {
   std::atomic<bool> sleeping_{false};
   std::atomic<bool> has_posted_{false};  // or a timer that is earlier than the others
   std::atomic<bool> has_removed_{false};
+  bool bulk_ = false;
 
   mutable std::mutex mutex_;
   std::vector<std::function<void()>> posted_;

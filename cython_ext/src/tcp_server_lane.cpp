@@ -65,8 +65,10 @@ void TcpServerLane::watch(uint32_t events) {
 void TcpServerLane::on_events(uint32_t) {
   std::lock_guard lock(mutex_);
   if (closed_) return;
+  turn_bytes_ = 0;
   Progress progress = Progress::kMore;
   for (int i = 0; i < kStepsPerTurn && progress == Progress::kMore; ++i) progress = step_locked();
+  if (turn_bytes_ >= kBulkBytes) io_.note_bulk();
   if (progress == Progress::kBroken) close_locked();
   if (progress != Progress::kMore) return;
   // The rest of the turn comes at once: the socket is still ready.
@@ -163,6 +165,7 @@ TcpServerLane::Progress TcpServerLane::read_payload() {
     size_t next = 0;
     const Step step = reader_.step(fd(), reinterpret_cast<uint8_t *>(&head_), sizeof head_, &next);
     if (step.kind != Step::kMoved) return moved(step);
+    turn_bytes_ += step.bytes;
     head_got_ = next;
     if (!reader_.done()) return Progress::kMore;
   }
@@ -234,6 +237,7 @@ TcpServerLane::Progress TcpServerLane::write_reply() {
       return Progress::kBlocked;
     }
     if (step.kind != Step::kMoved) return Progress::kBroken;
+    turn_bytes_ += step.bytes;
   }
   checker_.reset();
   engine_.stats.served_read_bytes.fetch_add(request_.payload_bytes, std::memory_order_relaxed);

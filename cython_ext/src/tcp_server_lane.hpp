@@ -55,6 +55,7 @@ class TcpServerLane : public Handler, public std::enable_shared_from_this<TcpSer
   mutable std::mutex mutex_;
   bool closed_ = false;
   uint32_t watched_ = 0;
+  uint64_t turn_bytes_ = 0;
   State state_ = State::kHead;
 
   wire::RequestHead head_;  // the next request's; filled while the payload of the present one is read
