@@ -27,28 +27,6 @@ void tune_socket(int fd) {
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
 }
 
-void tune_lane(int fd) {
-  sockaddr_storage ours{}, theirs{};
-  socklen_t ours_bytes = sizeof ours, theirs_bytes = sizeof theirs;
-  if (getsockname(fd, reinterpret_cast<sockaddr *>(&ours), &ours_bytes) != 0 ||
-      getpeername(fd, reinterpret_cast<sockaddr *>(&theirs), &theirs_bytes) != 0 ||
-      ours.ss_family != theirs.ss_family) {
-    return;
-  }
-  bool same_host = false;
-  if (ours.ss_family == AF_INET) {
-    same_host = reinterpret_cast<sockaddr_in &>(ours).sin_addr.s_addr ==
-                reinterpret_cast<sockaddr_in &>(theirs).sin_addr.s_addr;
-  } else if (ours.ss_family == AF_INET6) {
-    same_host = IN6_ARE_ADDR_EQUAL(&reinterpret_cast<sockaddr_in6 &>(ours).sin6_addr,
-                                   &reinterpret_cast<sockaddr_in6 &>(theirs).sin6_addr);
-  }
-  // Across a network the kernel's own sizing follows the path; there more in flight is what fills it. The kernel
-  // doubles the value. docs/decisions/0002-tcp-engine.md has the measurement.
-  const int bytes = 512 * 1024;
-  if (same_host) setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
-}
-
 namespace {
 
 // Reads one fixed-size message and writes another; what both sides of a handshake are made of.

@@ -54,7 +54,5 @@ void greet(const Identity &identity, IoThread &io, Fd fd, int64_t deadline_ns, c
 
 // Non-blocking, no delay, keep-alive; used by every socket of the engine.
 void tune_socket(int fd);
-// For a connected lane: between two processes of one host few bytes in flight stay in the cache.
-void tune_lane(int fd);
 
 }  // namespace moonpool

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "limits_link.hpp"
+#include "same_host.hpp"
 
 using namespace moonpool::limits;
 
@@ -46,6 +47,7 @@ bool prepare(int fd, uint32_t timeout_ms) {
   const int on = 1;
   const timeval bound{timeout_ms / 1000, static_cast<suseconds_t>(timeout_ms % 1000) * 1000};
   const int flags = fcntl(fd, F_GETFL);
+  moonpool::tune_same_host(fd);
   return flags >= 0 && fcntl(fd, F_SETFL, flags & ~O_NONBLOCK) == 0 &&
          setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) == 0 &&
          setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &bound, sizeof bound) == 0 &&

@@ -12,6 +12,7 @@
 
 #include "engine.hpp"
 #include "peer.hpp"
+#include "same_host.hpp"
 #include "tcp_link.hpp"
 
 namespace moonpool {
@@ -70,7 +71,7 @@ void TcpLane::on_dialed(uint64_t attempt, Dialed dialed) {
     }
     backoff_ns_ = 0;
     fd_ = std::move(dialed.fd);
-    tune_lane(fd_.get());
+    tune_same_host(fd_.get());
     armed_ = EPOLLRDHUP | EPOLLONESHOT;
     if (io_.add(shared_from_this(), armed_)) {
       fd_.reset();

@@ -8,6 +8,7 @@
 
 #include "digest.hpp"
 #include "engine.hpp"
+#include "same_host.hpp"
 
 namespace moonpool {
 
@@ -24,7 +25,7 @@ constexpr size_t kAckBytesMax = 1u << 20;
 
 TcpServerLane::TcpServerLane(Engine &engine, IoThread &io, Fd fd) : engine_(engine), io_(io), checker_(engine.regions) {
   fd_ = std::move(fd);
-  tune_lane(fd_.get());
+  tune_same_host(fd_.get());
   engine_.stats.server_lanes.fetch_add(1);
 }
 
