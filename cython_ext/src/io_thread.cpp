@@ -182,7 +182,7 @@ int IoThread::wait_for_events(epoll_event *events, int capacity, int64_t next_ti
       const bool alone = yield_core();
       n = epoll_wait(epoll_.get(), events, capacity, 0);
       if (n != 0) return n;
-      if (!alone) break;
+      if (bulk_ && !alone) break;
       if (now_ns() >= until) {
         spin_ns_ = spin_ns_ < 1000 ? 0 : spin_ns_ / 2;
         break;

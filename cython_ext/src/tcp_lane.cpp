@@ -447,6 +447,7 @@ void TcpLane::assist(Transfer &transfer, int64_t until) {
     assist_mask_ = EPOLLIN | EPOLLOUT;
   });
   if (!mine) return;
+  const bool bulk = transfer.bytes >= kBulkBytes;
   int64_t spin_until = now_ns() + int64_t{engine_.config.spin_us} * 1000;
   bool usable = true;
   ActiveThreads::enter();
@@ -456,7 +457,7 @@ void TcpLane::assist(Transfer &transfer, int64_t until) {
     const int64_t now = now_ns();
     if (now >= until) break;
     pollfd fds[2] = {};
-    if (now >= spin_until || !ActiveThreads::may_look(transfer.bytes >= kBulkBytes)) {
+    if (now >= spin_until || !ActiveThreads::may_look(bulk)) {
       with_lock([&] {
         usable = ready_.load() && !over();
         fds[0] = {fd(), static_cast<short>(POLLIN | (sending_ ? POLLOUT : 0)), 0};
@@ -477,7 +478,7 @@ void TcpLane::assist(Transfer &transfer, int64_t until) {
         uint64_t count = 0;
         [[maybe_unused]] const ssize_t n = read(fds[1].fd, &count, sizeof count);
       }
-    } else if (!yield_core()) {
+    } else if (!yield_core() && bulk) {
       spin_until = now;
     }
     with_lock([&] {
