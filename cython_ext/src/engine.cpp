@@ -265,13 +265,12 @@ void Engine::run(const std::shared_ptr<Transfer> &transfer) {
   running.add(transfer);
   if (closing_.load()) {
     // close() may have looked at the list before this one was in it.
-    transfer->descs_failed(0, static_cast<uint32_t>(transfer->descs.size()),
-                           make_error(MP_CLOSED, "the engine is closed"));
+    transfer->fail(make_error(MP_CLOSED, "the engine is closed"));
     return;
   }
   if (transfer->deadline_ns <= now_ns()) {
     transfer->stop(deadline_cause(*transfer));
-    transfer->descs_failed(0, static_cast<uint32_t>(transfer->descs.size()), transfer->stop_cause());
+    transfer->fail(transfer->stop_cause());
     return;
   }
   arm_deadline(transfer->deadline_ns);

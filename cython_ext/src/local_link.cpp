@@ -29,8 +29,7 @@ class LocalLink final : public Link, public std::enable_shared_from_this<LocalLi
   void submit(const std::shared_ptr<Transfer> &transfer) override {
     const uint64_t slice = engine_.config.slice_bytes;
     if (!queue_.push(transfer, slice)) {
-      transfer->descs_failed(0, static_cast<uint32_t>(transfer->descs.size()),
-                             make_error(MP_PEER_LOST, "the connection to the peer ended"));
+      transfer->fail(make_error(MP_PEER_LOST, "the connection to the peer ended"));
       return;
     }
     if (transfer->bytes <= kInlineBytes) {

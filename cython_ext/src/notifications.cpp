@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "notifications.hpp"
 
-#include <chrono>
-
 namespace moonpool {
 
 bool NotificationQueue::push(Notice notice) {
@@ -19,8 +17,7 @@ bool NotificationQueue::take(int64_t timeout_ns, Notice *notice) {
   if (timeout_ns < 0) {
     arrived_.wait(lock, ready);
   } else if (timeout_ns > 0) {
-    using Clock = std::chrono::steady_clock;
-    arrived_.wait_until(lock, Clock::time_point{std::chrono::nanoseconds(deadline_after(timeout_ns))}, ready);
+    arrived_.wait_until(lock, steady_point(deadline_after(timeout_ns)), ready);
   }
   if (notices_.empty()) return false;
   *notice = std::move(notices_.front());

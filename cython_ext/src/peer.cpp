@@ -9,23 +9,6 @@
 
 namespace moonpool {
 
-namespace {
-
-constexpr int64_t kBackoffFirst = 50 * kMillisecond;
-constexpr int64_t kBackoffMax = 5000 * kMillisecond;
-
-std::chrono::steady_clock::time_point time_point(int64_t ns) {
-  return std::chrono::steady_clock::time_point{std::chrono::nanoseconds(ns)};
-}
-
-void fail_all(const std::vector<std::shared_ptr<Transfer>> &transfers, const Error &error) {
-  for (const auto &transfer : transfers) {
-    transfer->descs_failed(0, static_cast<uint32_t>(transfer->descs.size()), error);
-  }
-}
-
-}  // namespace
-
 Peer::Peer(std::shared_ptr<Engine> engine, std::string address, std::vector<SocketAddress> resolved)
     : engine_(std::move(engine)),
       address_(std::move(address)),
@@ -90,11 +73,11 @@ Error Peer::ensure(int64_t deadline_ns) {
   if (state_ != State::kConnecting) {
     // The back-off holds for everyone, so that a fault never becomes a storm.
     while (state_ != State::kReady && state_ != State::kClosed && now_ns() < std::min(retry_at_, deadline_ns)) {
-      changed_.wait_until(lock, time_point(std::min(retry_at_, deadline_ns)));
+      changed_.wait_until(lock, steady_point(std::min(retry_at_, deadline_ns)));
     }
     if (state_ == State::kIdle || state_ == State::kLost) start_dial_locked(deadline_ns);
   }
-  const bool ended = changed_.wait_until(lock, time_point(deadline_ns + 1000 * kMillisecond),
+  const bool ended = changed_.wait_until(lock, steady_point(deadline_ns + 1000 * kMillisecond),
                                          [this] { return state_ != State::kConnecting; });
   if (state_ == State::kReady) return {};
   if (!ended) return make_error(MP_CONNECT, "no answer from " + address_ + " within the connect deadline");
@@ -224,14 +207,6 @@ Error Peer::on_message(wire::Message type, std::string_view body) {
   }
 }
 
-void Peer::learn_regions_locked(std::vector<wire::RegionRecord> records) {
-  for (wire::RegionRecord &record : records) {
-    name_of_key_[record.key] = record.name;
-    std::string name = record.name;
-    by_name_[std::move(name)] = std::move(record);
-  }
-}
-
 Error Peer::on_sync() {
   Reach reach;
   Id128 incarnation;
@@ -269,7 +244,7 @@ Error Peer::on_sync() {
     std::lock_guard lock(mutex_);
     if (state_ != State::kConnecting) return {};
     state_ = State::kReady;
-    backoff_ns_ = 0;
+    backoff_.reset();
     retry_at_ = 0;
     link_ = link;
     waiting.swap(waiting_);
@@ -280,10 +255,9 @@ Error Peer::on_sync() {
   settle(std::move(orphans));
   for (const auto &transfer : waiting) {
     if (transfer->target_incarnation != incarnation) {
-      transfer->descs_failed(0, static_cast<uint32_t>(transfer->descs.size()),
-                             describe(make_error(MP_REGION_STALE, "the peer was restarted; its regions are new ones",
-                                                 "look the region up again: peer.regions[name]"),
-                                      "tcp"));
+      transfer->fail(describe(make_error(MP_REGION_STALE, "the peer was restarted; its regions are new ones",
+                                         "look the region up again: peer.regions[name]"),
+                              "tcp"));
     } else {
       submit(transfer);
     }
@@ -301,15 +275,15 @@ void Peer::fail_connect(Error error) {
     state_ = State::kLost;
     ++connection_;
     last_error_ = error;
-    backoff_ns_ = std::min(std::max(backoff_ns_ * 2, kBackoffFirst), kBackoffMax);
-    retry_at_ = now_ns() + backoff_ns_;
+    backoff_.grow();
+    retry_at_ = now_ns() + backoff_.wait_ns();
     waiting.swap(waiting_);
     control = std::move(control_);
     settle_later_locked();
     changed_.notify_all();
   }
   if (control != nullptr) control->close();
-  fail_all(waiting, error);
+  for (const auto &transfer : waiting) transfer->fail(error);
 }
 
 void Peer::on_lost(const Error &cause, bool peer_closed) {
@@ -332,40 +306,6 @@ void Peer::on_lost(const Error &cause, bool peer_closed) {
   if (link == nullptr) return fail_connect(error);  // it ended before it was usable
   link->shutdown(error, peer_closed);
   for (const auto &entry : notifying) entry.second->notify_done(error);
-}
-
-void Peer::orphan(std::vector<Work> work, const Error &cause) {
-  // Whoever waits learns of it now; the buffers stay owned until it is settled.
-  for (const Work &one : work) one.transfer->stop(cause);
-  std::vector<Orphan> orphans;
-  orphans.push_back({std::move(work), cause});
-  std::unique_lock lock(mutex_);
-  if (state_ == State::kClosed) {
-    lock.unlock();
-    return settle(std::move(orphans));
-  }
-  orphans_.push_back(std::move(orphans.front()));
-  settle_later_locked();
-}
-
-void Peer::settle_later_locked() {
-  if (orphans_.empty()) return;
-  // Connecting again is what settles them.
-  const int64_t when = std::max(retry_at_, now_ns() + kBackoffFirst);
-  io_.call_at(when, [weak = weak_from_this()] {
-    const auto self = weak.lock();
-    if (self == nullptr) return;
-    std::lock_guard inner(self->mutex_);
-    if (self->state_ == State::kLost && !self->orphans_.empty()) {
-      self->start_dial_locked(now_ns() + int64_t{self->engine_->config.connect_timeout_ms} * kMillisecond);
-    }
-  });
-}
-
-void Peer::settle(std::vector<Orphan> orphans) {
-  for (Orphan &orphan : orphans) {
-    for (Work &work : orphan.work) work.transfer->descs_failed(work.begin, work.end, orphan.cause);
-  }
 }
 
 void Peer::close(const Error &cause) {
@@ -393,155 +333,14 @@ void Peer::close(const Error &cause) {
     std::lock_guard lock(mutex_);
     orphans.swap(orphans_);
   }
-  fail_all(waiting, error);
+  for (const auto &transfer : waiting) transfer->fail(error);
   for (const auto &entry : notifying) entry.second->notify_done(error);
   settle(std::move(orphans));
-}
-
-void Peer::submit(const std::shared_ptr<Transfer> &transfer) {
-  std::shared_ptr<Link> link;
-  Error error;
-  {
-    std::lock_guard lock(mutex_);
-    switch (state_) {
-      case State::kReady:
-        link = link_;
-        break;
-      case State::kClosed:
-        error = last_error_;
-        break;
-      case State::kConnecting:
-        waiting_.push_back(transfer);
-        return;
-      case State::kIdle:
-      case State::kLost:
-        if (now_ns() < retry_at_) {
-          error = last_error_;
-        } else {
-          waiting_.push_back(transfer);
-          start_dial_locked(now_ns() + int64_t{engine_->config.connect_timeout_ms} * kMillisecond);
-          return;
-        }
-    }
-  }
-  if (link == nullptr) return transfer->descs_failed(0, static_cast<uint32_t>(transfer->descs.size()), error);
-  transfer->set_link(link);
-  link->submit(transfer);
-}
-
-void Peer::send_notify(const std::shared_ptr<Transfer> &transfer) {
-  std::string body;
-  wire::Writer writer(&body);
-  std::unique_lock lock(mutex_);
-  if (state_ != State::kReady) {
-    const Error error = last_error_;
-    lock.unlock();
-    transfer->notify_done(error);
-    return;
-  }
-  const uint64_t id = next_notify_++;
-  writer.put(id);
-  writer.put_bytes(transfer->notify);
-  notifying_.emplace(id, transfer);
-  control_->send(wire::kNotify, body);
-}
-
-void Peer::forget(Transfer &transfer) {
-  std::shared_ptr<Transfer> waiting, notifying;
-  {
-    std::lock_guard lock(mutex_);
-    const auto it = std::find_if(waiting_.begin(), waiting_.end(), [&](const auto &t) { return t.get() == &transfer; });
-    if (it != waiting_.end()) {
-      waiting = std::move(*it);
-      waiting_.erase(it);
-    }
-    for (auto n = notifying_.begin(); n != notifying_.end(); ++n) {
-      if (n->second.get() != &transfer) continue;
-      notifying = std::move(n->second);
-      notifying_.erase(n);
-      break;
-    }
-  }
-  const Error cause = transfer.stop_cause();
-  if (waiting != nullptr) waiting->descs_failed(0, static_cast<uint32_t>(waiting->descs.size()), cause);
-  if (notifying != nullptr) notifying->notify_done(cause);
-}
-
-void Peer::send_fence(uint64_t lane_id) {
-  std::string body;
-  wire::Writer(&body).put(lane_id);
-  std::lock_guard lock(mutex_);
-  if (control_ != nullptr) control_->send(wire::kFence, body);
 }
 
 Id128 Peer::session() const {
   std::lock_guard lock(mutex_);
   return session_;
-}
-
-void Peer::fill(const wire::RegionRecord &record, const Id128 &incarnation, mp_remote_region *out) {
-  std::memset(out, 0, sizeof *out);
-  out->key = record.key;
-  out->length = record.length;
-  out->generation = record.generation;
-  out->flags = record.flags;
-  std::copy(incarnation.begin(), incarnation.end(), out->incarnation);
-  wire::set_text(out->name, record.name);
-}
-
-Error Peer::find_region(const std::string &name, int64_t deadline_ns, mp_remote_region *out) {
-  bool connected;
-  {
-    std::lock_guard lock(mutex_);
-    connected = state_ == State::kReady;
-  }
-  // What is remembered of a lost peer may be of an incarnation that is gone.
-  if (!connected) {
-    const Error error = ensure(now_ns() + int64_t{engine_->config.connect_timeout_ms} * kMillisecond);
-    if (error) return error;
-  }
-  std::unique_lock lock(mutex_);
-  const bool ended = changed_.wait_until(lock, time_point(deadline_ns), [&] {
-    return state_ == State::kClosed || state_ == State::kLost || by_name_.count(name) != 0;
-  });
-  const auto it = by_name_.find(name);
-  if (it != by_name_.end()) {
-    fill(it->second, incarnation_, out);
-    return {};
-  }
-  if (ended) return last_error_;
-  Error error = make_error(MP_REGION_UNKNOWN, "the peer has announced no region named \"" + name + "\"");
-  std::string names;
-  size_t listed = 0;
-  for (const auto &entry : by_name_) {
-    if (++listed > 8) break;
-    names += (listed == 1 ? "\"" : ", \"") + entry.first + "\"";
-  }
-  error.hint = names.empty() ? "it has announced none; register one there with a name"
-                             : "it has " + std::to_string(by_name_.size()) + ", among them " + names;
-  lock.unlock();
-  return describe(std::move(error), "tcp");
-}
-
-std::vector<mp_remote_region> Peer::regions() const {
-  std::lock_guard lock(mutex_);
-  std::vector<mp_remote_region> out(by_name_.size());
-  size_t i = 0;
-  for (const auto &entry : by_name_) fill(entry.second, incarnation_, &out[i++]);
-  return out;
-}
-
-Error Peer::check_handle(const mp_remote_region &region) const {
-  {
-    std::lock_guard lock(mutex_);
-    if (std::equal(incarnation_.begin(), incarnation_.end(), region.incarnation)) return {};
-  }
-  return describe(make_error(MP_REGION_STALE,
-                             std::string("region \"") + region.name +
-                                 "\" belongs to an earlier incarnation of the peer, "
-                                 "or to another peer",
-                             "look it up again: peer.regions[name]"),
-                  "tcp");
 }
 
 void Peer::info(mp_peer_info *out) const {

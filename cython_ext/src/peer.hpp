@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "address.hpp"
+#include "backoff.hpp"
 #include "control.hpp"
 #include "handshake.hpp"
 #include "link.hpp"
@@ -88,7 +89,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   State state_ = State::kIdle;
   Error last_error_;
   int64_t retry_at_ = 0;
-  int64_t backoff_ns_ = 0;
+  Backoff backoff_;
   uint64_t connection_ = 0;  // counts handshakes, so that a late reply of an earlier one is dropped
   std::string name_;
   Id128 incarnation_{};

@@ -1,9 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "session.hpp"
 
+#include <utility>
+
 #include "engine.hpp"
 
 namespace moonpool {
+
+namespace {
+
+// Numbers of lanes only grow, and a lane that is this far behind has long missed the deadline of its handshake.
+constexpr size_t kFencedMax = 1024;
+
+}  // namespace
 
 Session::Session(Engine &engine, IoThread &io, const wire::Hello &hello)
     : token(random_id()),
@@ -52,13 +61,16 @@ void Session::start(Fd fd) {
 
 void Session::add_lane(uint64_t lane_id, IoThread &io, Fd fd) {
   auto lane = std::make_shared<TcpServerLane>(engine_, io, std::move(fd));
+  std::shared_ptr<TcpServerLane> replaced;
   {
     std::lock_guard lock(mutex_);
-    if (closed_) return;
+    if (closed_ || fenced_.count(lane_id) != 0) return;
     // Lanes that ended by themselves make room here, so the map follows the sockets.
     std::erase_if(lanes_, [](const auto &entry) { return entry.second->closed(); });
-    lanes_[lane_id] = lane;
+    replaced = std::exchange(lanes_[lane_id], lane);
   }
+  // A lane outside the map would escape fences and releases.
+  if (replaced != nullptr) replaced->close();
   lane->start();
 }
 
@@ -148,6 +160,10 @@ void Session::fence(uint64_t lane_id) {
     if (it != lanes_.end()) {
       lane = std::move(it->second);
       lanes_.erase(it);
+    } else {
+      // Its handshake may be under way on another I/O thread.
+      fenced_.insert(lane_id);
+      if (fenced_.size() > kFencedMax) fenced_.erase(fenced_.begin());
     }
   }
   if (lane != nullptr) lane->close();

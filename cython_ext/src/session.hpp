@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <unordered_map>
 
@@ -46,6 +47,7 @@ class Session : public std::enable_shared_from_this<Session> {
   bool closed_ = false;
   std::shared_ptr<ControlConnection> control_;
   std::unordered_map<uint64_t, std::shared_ptr<TcpServerLane>> lanes_;
+  std::set<uint64_t> fenced_;  // lanes that were not here when they were fenced, and must not come later
 };
 
 }  // namespace moonpool

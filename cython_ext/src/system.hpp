@@ -4,6 +4,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <ctime>
 #include <utility>
@@ -25,6 +26,11 @@ constexpr int64_t kMillisecond = 1'000'000;
 inline int64_t deadline_after(int64_t delta_ns) {
   const int64_t now = now_ns();
   return delta_ns >= kNever - now ? kNever : now + delta_ns;
+}
+
+// The same instant for the standard library's timed waits.
+inline std::chrono::steady_clock::time_point steady_point(int64_t ns) {
+  return std::chrono::steady_clock::time_point{std::chrono::nanoseconds(ns)};
 }
 
 // Fills from the kernel's generator; ends the process when there is none (no key may ever be predictable).

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <vector>
 
+#include "backoff.hpp"
 #include "handshake.hpp"
 #include "io_thread.hpp"
 #include "stream.hpp"
@@ -83,7 +84,7 @@ class TcpLane : public Handler, public std::enable_shared_from_this<TcpLane> {
   bool dialing_ = false;
   uint64_t attempt_ = 0;
   uint64_t lane_id_ = 0;
-  int64_t backoff_ns_ = 0;
+  Backoff backoff_;
   uint32_t armed_ = 0;        // what the I/O thread's epoll watches
   bool assisted_ = false;     // a waiting thread drives
   bool asleep_ = false;       // ... and sleeps until its descriptor or wake_ is ready
@@ -108,5 +109,14 @@ class TcpLane : public Handler, public std::enable_shared_from_this<TcpLane> {
   size_t failed_got_ = 0;
   PayloadReader reader_;
 };
+
+template <class Action>
+void TcpLane::with_lock(Action action) {
+  {
+    std::lock_guard lock(mutex_);
+    action();
+  }
+  if (attention_.load()) kick();
+}
 
 }  // namespace moonpool

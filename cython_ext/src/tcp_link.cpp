@@ -60,7 +60,7 @@ void TcpLink::submit(const std::shared_ptr<Transfer> &transfer) {
   const auto descs = static_cast<uint32_t>(transfer->descs.size());
   const bool single = transfer->bytes <= slice && descs <= kDescsPerFrame;
   if (!queue_.push(transfer, slice)) {
-    transfer->descs_failed(0, descs, make_error(MP_PEER_LOST, "the connection to the peer ended"));
+    transfer->fail(make_error(MP_PEER_LOST, "the connection to the peer ended"));
     return;
   }
   if (single) {

@@ -253,8 +253,8 @@ void TcpServerLane::drop_region(const Region &region) {
   if (closed_ || !checker_.pins(region)) return;
   const uint8_t *low = region.base, *high = region.base + region.length;
   if (state_ == State::kReply) {
-    if (writer_.touches(low, high)) close_locked();
-    return;
+    if (writer_.touches(low, high)) return close_locked();
+    return checker_.unpin(region);  // its bytes were sent; those of other regions may take as long as the client likes
   }
   reader_.discard(low, high);
   for (uint32_t i = 0; i < addresses_.size(); ++i) {

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 
 #include "digest.hpp"
@@ -168,9 +167,7 @@ mp_status Transfer::wait(int64_t timeout_ns, bool settled) {
     changed_.wait(lock, reached);
     return MP_OK;
   }
-  using Clock = std::chrono::steady_clock;
-  const Clock::time_point point{std::chrono::nanoseconds(until)};
-  return changed_.wait_until(lock, point, reached) ? MP_OK : MP_WAIT_TIMEOUT;
+  return changed_.wait_until(lock, steady_point(until), reached) ? MP_OK : MP_WAIT_TIMEOUT;
 }
 
 Error Transfer::error() const {

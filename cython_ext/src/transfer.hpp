@@ -57,6 +57,8 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   // Every descriptor is reported once, through one of these two. `digests`: one per descriptor or nullptr.
   void descs_done(uint32_t begin, uint32_t end, const uint64_t *digests);
   void descs_failed(uint32_t begin, uint32_t end, const Error &error);
+  // For a transfer of which nothing was begun.
+  void fail(const Error &error) { descs_failed(0, static_cast<uint32_t>(descs.size()), error); }
   // Without descriptors to move (all resolved before): goes on to the notification and the end.
   void notify_done(const Error &error);
   bool stopping() const { return stopping_.load(std::memory_order_acquire); }

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a peer does for its transfers: hands them to the link or keeps them until it is connected, carries their
+// notifications, and settles what a lost connection left open.
+#include <algorithm>
+
+#include "engine.hpp"
+#include "peer.hpp"
+
+namespace moonpool {
+
+void Peer::submit(const std::shared_ptr<Transfer> &transfer) {
+  std::shared_ptr<Link> link;
+  Error error;
+  {
+    std::lock_guard lock(mutex_);
+    switch (state_) {
+      case State::kReady:
+        link = link_;
+        break;
+      case State::kClosed:
+        error = last_error_;
+        break;
+      case State::kConnecting:
+        waiting_.push_back(transfer);
+        return;
+      case State::kIdle:
+      case State::kLost:
+        if (now_ns() < retry_at_) {
+          error = last_error_;
+        } else {
+          waiting_.push_back(transfer);
+          start_dial_locked(now_ns() + int64_t{engine_->config.connect_timeout_ms} * kMillisecond);
+          return;
+        }
+    }
+  }
+  if (link == nullptr) return transfer->fail(error);
+  transfer->set_link(link);
+  link->submit(transfer);
+}
+
+void Peer::send_notify(const std::shared_ptr<Transfer> &transfer) {
+  std::string body;
+  wire::Writer writer(&body);
+  std::unique_lock lock(mutex_);
+  if (state_ != State::kReady) {
+    const Error error = last_error_;
+    lock.unlock();
+    transfer->notify_done(error);
+    return;
+  }
+  const uint64_t id = next_notify_++;
+  writer.put(id);
+  writer.put_bytes(transfer->notify);
+  notifying_.emplace(id, transfer);
+  control_->send(wire::kNotify, body);
+}
+
+void Peer::forget(Transfer &transfer) {
+  std::shared_ptr<Transfer> waiting, notifying;
+  {
+    std::lock_guard lock(mutex_);
+    const auto it = std::find_if(waiting_.begin(), waiting_.end(), [&](const auto &t) { return t.get() == &transfer; });
+    if (it != waiting_.end()) {
+      waiting = std::move(*it);
+      waiting_.erase(it);
+    }
+    for (auto n = notifying_.begin(); n != notifying_.end(); ++n) {
+      if (n->second.get() != &transfer) continue;
+      notifying = std::move(n->second);
+      notifying_.erase(n);
+      break;
+    }
+  }
+  const Error cause = transfer.stop_cause();
+  if (waiting != nullptr) waiting->fail(cause);
+  if (notifying != nullptr) notifying->notify_done(cause);
+}
+
+void Peer::send_fence(uint64_t lane_id) {
+  std::string body;
+  wire::Writer(&body).put(lane_id);
+  std::lock_guard lock(mutex_);
+  if (control_ != nullptr) control_->send(wire::kFence, body);
+}
+
+void Peer::orphan(std::vector<Work> work, const Error &cause) {
+  // Whoever waits learns of it now; the buffers stay owned until it is settled.
+  for (const Work &one : work) one.transfer->stop(cause);
+  std::vector<Orphan> orphans;
+  orphans.push_back({std::move(work), cause});
+  std::unique_lock lock(mutex_);
+  if (state_ == State::kClosed) {
+    lock.unlock();
+    return settle(std::move(orphans));
+  }
+  orphans_.push_back(std::move(orphans.front()));
+  settle_later_locked();
+}
+
+void Peer::settle_later_locked() {
+  if (orphans_.empty()) return;
+  // Connecting again is what settles them.
+  const int64_t when = std::max(retry_at_, now_ns() + Backoff::kFirstNs);
+  io_.call_at(when, [weak = weak_from_this()] {
+    const auto self = weak.lock();
+    if (self == nullptr) return;
+    std::lock_guard inner(self->mutex_);
+    if (self->state_ == State::kLost && !self->orphans_.empty()) {
+      self->start_dial_locked(now_ns() + int64_t{self->engine_->config.connect_timeout_ms} * kMillisecond);
+    }
+  });
+}
+
+void Peer::settle(std::vector<Orphan> orphans) {
+  for (Orphan &orphan : orphans) {
+    for (Work &work : orphan.work) work.transfer->descs_failed(work.begin, work.end, orphan.cause);
+  }
+}
+
+}  // namespace moonpool
