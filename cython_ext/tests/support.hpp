@@ -19,7 +19,7 @@ namespace moonpool::testing {
 
 // How long a test waits for what must happen. It only ends a test that has failed: sanitizers on a busy machine are
 // slow.
-constexpr int64_t kPatienceNs = 120'000 * kMillisecond;
+constexpr int64_t kPatienceNs = 60'000 * kMillisecond;
 
 using Bytes = std::vector<uint8_t>;
 
