@@ -16,7 +16,7 @@ from moonpool.bench import jsonform
 from moonpool.bench.environment import describe_run
 from moonpool.bench.errors import ExitStatus
 from moonpool.bench.plot import plot
-from moonpool.bench.report import header, report, work_text
+from moonpool.bench.report import print_report, work_text
 from moonpool.bench.results import RowResult
 from moonpool.bench.runner import Observer, Options, Runner
 from moonpool.bench.work import Work
@@ -97,8 +97,7 @@ def perform(
     results = progress.results
 
     if json_file != "-" and results:
-        console = Console(width=None if sys.stdout.isatty() else _COLUMNS)
-        console.print(header(environment), "", report(results), sep="\n")
+        print_report(Console(width=None if sys.stdout.isatty() else _COLUMNS), environment, results)
     if json_file is not None:
         _write_json(jsonform.document(environment, results, interrupted=interrupted), json_file)
     if plot_file is not None and results:

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -18,12 +17,14 @@ from moonpool.bench.results import RowResult
 from moonpool.bench.work import Work
 from moonpool.units import format_bytes, format_duration
 
-__all__ = ["doctor_table", "header", "report", "work_text"]
+__all__ = ["doctor_table", "print_report", "work_text"]
 
 _NONE: Final = "–"
 #: Ratios from which a row is good, and from which it is fair.
 _GOOD: Final = 0.85
 _FAIR: Final = 0.60
+#: With more columns than this the table is set closer, to stay within 120 characters.
+_COLUMNS_AIRY: Final = 15
 
 
 @dataclass(frozen=True)
@@ -80,14 +81,27 @@ def _machine(host: dict[str, Any]) -> str:
     return " · ".join(parts)
 
 
-def report(results: Sequence[RowResult]) -> RenderableType:
-    """Return the table, what it compares with, and what verification complained about."""
+def print_report(console: Console, environment: dict[str, Any], results: Sequence[RowResult]) -> None:
+    """Print the header, the table and what it means."""
+    console.print(header(environment), "", sep="\n")
+    table = rows_table(results)
+    # In a narrow terminal lines are broken, but no digit is left out.
+    own_width = console.width
+    console.width = max(own_width, Console(width=1000).measure(table).maximum)
+    console.print(table)
+    console.width = own_width
+    console.print("", notes(results), sep="\n")
+
+
+def rows_table(results: Sequence[RowResult]) -> Table:
+    """Return one line per row."""
     columns = [
         column for column in _COLUMNS if column.varies is None or len({column.varies(result) for result in results}) > 1
     ]
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="bold", collapse_padding=True)
+    gap = 2 if len(columns) <= _COLUMNS_AIRY else 1
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
     for column in columns:
-        table.add_column(column.title, justify="left" if column.left else "right", no_wrap=True)
+        table.add_column(column.title, justify="left" if column.left else "right", no_wrap=True, overflow="crop")
     before: list[str | Text] = [""] * len(columns)
     for result in results:
         cells = [column.cell(result) for column in columns]
@@ -96,11 +110,16 @@ def report(results: Sequence[RowResult]) -> RenderableType:
         for column, cell, above in zip(columns, cells, before, strict=True):
             fresh = fresh or (column.grouped and cell != above)
             shown.append(cell if fresh or not column.grouped else "")
-        if fresh and table.row_count:
-            table.add_section()
+        if fresh:
+            table.add_row()
         table.add_row(*shown)
         before = cells
-    parts: list[RenderableType] = [table, Text(_legend(results), style="dim")]
+    return table
+
+
+def notes(results: Sequence[RowResult]) -> RenderableType:
+    """Return what the columns mean, and what verification complained about."""
+    parts: list[RenderableType] = [Text(_legend(results), style="dim")]
     complaints = [(work_text(result.work), text) for result in results for text in result.complaints]
     parts.extend(Text(f"NOT VERIFIED: {where}: {text}", style="bold red") for where, text in complaints)
     return Group(*parts)
@@ -117,7 +136,7 @@ def _legend(results: Sequence[RowResult]) -> str:
     said = [_LIMITS[name].format(width=result.limit_width) for name, result in limits.items()]
     text = "GB = 10^9 bytes; op = one block; times in µs, of one transfer (a whole batch); CPU here + in the target."
     if said:
-        text += f"\nlimit: {'; '.join(said)}."
+        text += f"\nlimit: GB/s and p50 of {'; of '.join(said)}."
         text += "\nratio: engine / limit, in turn over the same blocks. Every figure is the median over the rounds."
     if any(result.verified for result in results):
         text += "\nok: every byte was checked after every window, on both sides."
@@ -175,12 +194,14 @@ def _verified(result: RowResult) -> Text:
     return Text("ok", style="green") if result.verified else Text("BAD", style="bold red")
 
 
+_ORDERS: Final = {"sequential": "seq", "random": "random"}
+
 _COLUMNS: Final = (
-    _Column("transport", lambda row: row.work.transport, left=True, grouped=True),
+    _Column("via", lambda row: row.work.transport, left=True, grouped=True),
     _Column("op", lambda row: row.work.op, left=True, grouped=True),
     _Column("lanes", lambda row: str(row.lanes or _NONE), varies=lambda row: row.work.lanes),
-    _Column("threads", lambda row: str(row.work.threads), varies=lambda row: row.work.threads),
-    _Column("order", lambda row: row.work.order, varies=lambda row: row.work.order, left=True),
+    _Column("thr", lambda row: str(row.work.threads), varies=lambda row: row.work.threads),
+    _Column("order", lambda row: _ORDERS[row.work.order], varies=lambda row: row.work.order, left=True),
     _Column("block", lambda row: format_bytes(row.work.block_bytes)),
     _Column("batch", lambda row: str(row.work.batch)),
     _Column("GB/s", lambda row: _digits(row.gbytes_per_s)),
@@ -189,7 +210,7 @@ _COLUMNS: Final = (
     _Column("p99", lambda row: _time(row.latency, "p99_us")),
     _Column("p99.9", lambda row: _time(row.latency, "p999_us")),
     _Column("CPU s/GB", _cpu),
-    _Column("limit GB/s", lambda row: _digits(row.limit_gbytes_per_s)),
+    _Column("limit", lambda row: _digits(row.limit_gbytes_per_s)),
     _Column("p50", lambda row: _time(row.limit_latency, "p50_us")),
     _Column("ratio", _ratio),
     _Column("", _verified),
