@@ -6,11 +6,11 @@
  * engine: `*_free` drops the caller's reference, it never pulls memory from under a running transfer.
  *
  * Threads: every function may be called from any thread at any time, unless its comment says otherwise.
- * Fork: in a forked child every call fails with MP_FORKED, except `*_free` and `mp_engine_close`, which only
- * release what the child inherited.
- * Errors: functions that can fail return an mp_status and fill `*error` when it is not NULL.
- * Times: `_ms` milliseconds, `_ns` nanoseconds; a negative `timeout_ns` waits until the operation's own deadline.
- * No function blocks without a bound.
+ * Fork: in a forked child every call fails with MP_FORKED, except `*_free` and `mp_engine_close`, which only release
+ * what the child inherited. Calls without a status say it in their own terms: a transfer is MP_FAILED with that error,
+ * a peer MP_PEER_CLOSED, lists and counters are empty. Errors: functions that can fail return an mp_status and fill
+ * `*error` when it is not NULL. Times: `_ms` milliseconds, `_ns` nanoseconds; a negative `timeout_ns` waits until the
+ * operation's own deadline. No function blocks without a bound.
  */
 #ifndef MOONPOOL_ENGINE_H
 #define MOONPOOL_ENGINE_H
