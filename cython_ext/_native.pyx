@@ -212,7 +212,7 @@ cdef class Engine:
         cdef mp_error error
         cdef mp_status status
         with nogil:
-            status = mp_peer_connect(self.handle, address_pointer, timeout_ms, &peer.handle, &error)
+            status = mp_peer_connect(self.handle, address_pointer, timeout_ms, NULL, NULL, &peer.handle, &error)
         check(status, &error)
         peer.engine = self
         return peer
@@ -307,7 +307,7 @@ cdef class Peer:
         cdef mp_status status
         self.usable()
         with nogil:
-            status = mp_peer_ensure(self.handle, timeout_ms, &error)
+            status = mp_peer_ensure(self.handle, timeout_ms, NULL, NULL, &error)
         check(status, &error)
 
     def _close(self):

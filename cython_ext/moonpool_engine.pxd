@@ -133,9 +133,12 @@ cdef extern from "moonpool/engine.h" nogil:
         char path[16]
         uint64_t regions
 
-    mp_status mp_peer_connect(mp_engine *engine, const char *address, uint32_t timeout_ms, mp_peer **peer,
-                              mp_error *error)
-    mp_status mp_peer_ensure(mp_peer *peer, uint32_t timeout_ms, mp_error *error)
+    ctypedef int32_t (*mp_interrupt)(void *context) noexcept nogil
+
+    mp_status mp_peer_connect(mp_engine *engine, const char *address, uint32_t timeout_ms, mp_interrupt interrupt,
+                              void *context, mp_peer **peer, mp_error *error)
+    mp_status mp_peer_ensure(mp_peer *peer, uint32_t timeout_ms, mp_interrupt interrupt, void *context,
+                             mp_error *error)
     mp_status mp_peer_close(mp_peer *peer, mp_error *error)
     void mp_peer_free(mp_peer *peer)
     void mp_peer_get_info(const mp_peer *peer, mp_peer_info *info)

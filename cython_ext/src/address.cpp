@@ -27,7 +27,7 @@ struct LookUp {
   }
 };
 
-int look_up(LookUp &job, int64_t deadline, bool *abandoned) {
+int look_up(LookUp &job, int64_t deadline, const Interrupt &interrupt, bool *abandoned) {
   job.request.ar_name = job.host.c_str();
   job.request.ar_service = job.service.c_str();
   job.request.ar_request = &job.hints;
@@ -38,12 +38,13 @@ int look_up(LookUp &job, int64_t deadline, bool *abandoned) {
     rc = gai_error(&job.request);
     if (rc != EAI_INPROGRESS) return rc;
     const int64_t left = deadline - now_ns();
-    if (left <= 0) {
+    if (left <= 0 || interrupt()) {
       const int cancelled = gai_cancel(&job.request);
       *abandoned = cancelled == EAI_NOTCANCELED;
       return EAI_AGAIN;
     }
-    const timespec timeout{left / 1'000'000'000, left % 1'000'000'000};
+    const int64_t step = std::min(left, kInterruptEveryNs);
+    const timespec timeout{step / 1'000'000'000, step % 1'000'000'000};
     gai_suspend(list, 1, &timeout);
   }
 }
@@ -101,7 +102,7 @@ Error split_address(const std::string &text, bool allow_port_zero, std::string *
   return {};
 }
 
-Error resolve_address(const std::string &text, bool allow_port_zero, int64_t deadline,
+Error resolve_address(const std::string &text, bool allow_port_zero, int64_t deadline, const Interrupt &interrupt,
                       std::vector<SocketAddress> *out) {
   std::string host;
   uint16_t port = 0;
@@ -115,7 +116,7 @@ Error resolve_address(const std::string &text, bool allow_port_zero, int64_t dea
   if (rc == EAI_NONAME) {
     job->hints.ai_flags = AI_NUMERICSERV;
     bool abandoned = false;
-    rc = look_up(*job, deadline, &abandoned);
+    rc = look_up(*job, deadline, interrupt, &abandoned);
     if (abandoned) job.release();  // still owned by the resolver's thread
   }
   if (rc != 0) {

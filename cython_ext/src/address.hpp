@@ -25,7 +25,8 @@ struct SocketAddress {
 // Splits at the last colon; an IPv6 host needs brackets. Port 0 only when `allow_port_zero`.
 Error split_address(const std::string &text, bool allow_port_zero, std::string *host, uint16_t *port);
 // Numeric addresses never ask a resolver; names are given up at `deadline` (monotonic ns).
-Error resolve_address(const std::string &text, bool allow_port_zero, int64_t deadline, std::vector<SocketAddress> *out);
+Error resolve_address(const std::string &text, bool allow_port_zero, int64_t deadline, const Interrupt &interrupt,
+                      std::vector<SocketAddress> *out);
 SocketAddress local_address(int fd);
 
 }  // namespace moonpool

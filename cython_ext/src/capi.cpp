@@ -171,8 +171,8 @@ void mp_region_get_info(const mp_region *region, mp_region_info *info) {
 
 // ---------------------------------------------------------------- peers
 
-mp_status mp_peer_connect(mp_engine *engine, const char *address, uint32_t timeout_ms, mp_peer **peer,
-                          mp_error *error) {
+mp_status mp_peer_connect(mp_engine *engine, const char *address, uint32_t timeout_ms, mp_interrupt interrupt,
+                          void *context, mp_peer **peer, mp_error *error) {
   return guarded(error, [&]() -> Error {
     if (engine == nullptr || address == nullptr || peer == nullptr) return null_argument("engine, address or peer");
     Engine &core = *engine->engine;
@@ -180,13 +180,13 @@ mp_status mp_peer_connect(mp_engine *engine, const char *address, uint32_t timeo
     const int64_t timeout = timeout_ms == 0 ? core.config.connect_timeout_ms : timeout_ms;
     const int64_t deadline = deadline_after(timeout * kMillisecond);
     std::vector<SocketAddress> resolved;
-    if (Error bad = resolve_address(address, false, deadline, &resolved)) return bad;
+    if (Error bad = resolve_address(address, false, deadline, {interrupt, context}, &resolved)) return bad;
     std::shared_ptr<Peer> made = Peer::make(engine->engine, address, std::move(resolved));
     if (!core.add_peer(made)) {
       made->close(make_error(MP_CLOSED, "the engine is closed", "make a new engine"));
       return usable(core);
     }
-    if (Error bad = made->ensure(deadline)) {
+    if (Error bad = made->ensure(deadline, {interrupt, context})) {
       made->close(bad);
       return bad;
     }
@@ -195,13 +195,13 @@ mp_status mp_peer_connect(mp_engine *engine, const char *address, uint32_t timeo
   });
 }
 
-mp_status mp_peer_ensure(mp_peer *peer, uint32_t timeout_ms, mp_error *error) {
+mp_status mp_peer_ensure(mp_peer *peer, uint32_t timeout_ms, mp_interrupt interrupt, void *context, mp_error *error) {
   return guarded(error, [&]() -> Error {
     if (peer == nullptr) return null_argument("peer");
     Engine &core = peer->peer->engine();
     if (Error bad = usable(core)) return bad;
     const int64_t timeout = timeout_ms == 0 ? core.config.connect_timeout_ms : timeout_ms;
-    return peer->peer->ensure(deadline_after(timeout * kMillisecond));
+    return peer->peer->ensure(deadline_after(timeout * kMillisecond), {interrupt, context});
   });
 }
 

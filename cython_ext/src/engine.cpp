@@ -103,7 +103,7 @@ Error Engine::open() {
 Error Engine::listen() {
   std::vector<SocketAddress> addresses;
   const int64_t deadline = now_ns() + int64_t{config.connect_timeout_ms} * kMillisecond;
-  if (Error error = resolve_address(config.listen, true, deadline, &addresses)) return error;
+  if (Error error = resolve_address(config.listen, true, deadline, {}, &addresses)) return error;
   const SocketAddress &address = addresses.front();
   if (!address.loopback() && config.secret.empty() && !config.insecure) {
     return make_error(MP_CONFIG, "refusing to listen on " + address.text() + " without a cluster secret",

@@ -68,19 +68,29 @@ Error Peer::describe(Error error, const char *path) const {
   return error;
 }
 
-Error Peer::ensure(int64_t deadline_ns) {
+Error Peer::ensure(int64_t deadline_ns, const Interrupt &interrupt) {
   std::unique_lock lock(mutex_);
+  // True when `done` or the time came, false when interrupted. The application is asked without the lock.
+  const auto wait = [&](int64_t until, const auto &done) {
+    while (!done() && now_ns() < until) {
+      changed_.wait_until(lock, steady_point(std::min(until, now_ns() + kInterruptEveryNs)), done);
+      lock.unlock();
+      const bool stop = interrupt();
+      lock.lock();
+      if (stop) return false;
+    }
+    return true;
+  };
   if (state_ != State::kConnecting) {
     // The back-off holds for everyone, so that a fault never becomes a storm.
-    while (state_ != State::kReady && state_ != State::kClosed && now_ns() < std::min(retry_at_, deadline_ns)) {
-      changed_.wait_until(lock, steady_point(std::min(retry_at_, deadline_ns)));
-    }
+    const auto usable = [this] { return state_ == State::kReady || state_ == State::kClosed; };
+    if (!wait(std::min(retry_at_, deadline_ns), usable)) return interrupted_error();
     if (state_ == State::kIdle || state_ == State::kLost) start_dial_locked(deadline_ns);
   }
-  const bool ended = changed_.wait_until(lock, steady_point(deadline_ns + 1000 * kMillisecond),
-                                         [this] { return state_ != State::kConnecting; });
+  const auto ended = [this] { return state_ != State::kConnecting; };
+  if (!wait(deadline_ns + 1000 * kMillisecond, ended)) return interrupted_error();
   if (state_ == State::kReady) return {};
-  if (!ended) return make_error(MP_CONNECT, "no answer from " + address_ + " within the connect deadline");
+  if (!ended()) return make_error(MP_CONNECT, "no answer from " + address_ + " within the connect deadline");
   return last_error_;
 }
 

@@ -36,7 +36,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   std::string standing() const;
 
   // Connects if it is not connected, and waits for it until `deadline_ns`.
-  Error ensure(int64_t deadline_ns);
+  Error ensure(int64_t deadline_ns, const Interrupt &interrupt);
   void close(const Error &cause);
   void info(mp_peer_info *out) const;
   Error find_region(const std::string &name, int64_t deadline_ns, mp_remote_region *out);

@@ -16,7 +16,7 @@ Error Peer::find_region(const std::string &name, int64_t deadline_ns, mp_remote_
   }
   // What is remembered of a lost peer may be of an incarnation that is gone.
   if (!connected) {
-    const Error error = ensure(now_ns() + int64_t{engine_->config.connect_timeout_ms} * kMillisecond);
+    const Error error = ensure(now_ns() + int64_t{engine_->config.connect_timeout_ms} * kMillisecond, {});
     if (error) return error;
   }
   std::unique_lock lock(mutex_);

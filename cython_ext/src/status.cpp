@@ -118,6 +118,8 @@ bool status_retryable(mp_status code) {
   }
 }
 
+Error interrupted_error() { return make_error(MP_CANCELLED, "the wait for the connection was interrupted"); }
+
 mp_status export_error(const Error &error, mp_error *out) {
   if (out != nullptr) {
     out->code = error.code;

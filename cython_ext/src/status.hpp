@@ -29,6 +29,14 @@ std::string errno_text(int err);
 const char *status_text(mp_status code);
 // Whether the same call may succeed later without a change by the caller.
 bool status_retryable(mp_status code);
+// What a long wait asks now and then, and what it ends with when the answer is yes.
+struct Interrupt {
+  mp_interrupt call = nullptr;
+  void *context = nullptr;
+  bool operator()() const { return call != nullptr && call(context) != 0; }
+};
+constexpr int64_t kInterruptEveryNs = 100'000'000;
+Error interrupted_error();
 mp_status export_error(const Error &error, mp_error *out);
 
 }  // namespace moonpool

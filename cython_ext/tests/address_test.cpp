@@ -69,11 +69,11 @@ TEST(Address, RefusesWhatIsNoAddressAndSaysHowToWriteIt) {
 
 TEST(Address, ResolvesNumericAddressesWithoutAResolver) {
   std::vector<SocketAddress> got;
-  ASSERT_FALSE(resolve_address("127.0.0.1:7700", false, soon(), &got));
+  ASSERT_FALSE(resolve_address("127.0.0.1:7700", false, soon(), {}, &got));
   ASSERT_EQ(got.size(), 1u);
   EXPECT_EQ(got[0].family(), AF_INET);
   EXPECT_EQ(got[0].text(), "127.0.0.1:7700");
-  ASSERT_FALSE(resolve_address("[2001:db8::7]:80", false, soon(), &got));
+  ASSERT_FALSE(resolve_address("[2001:db8::7]:80", false, soon(), {}, &got));
   ASSERT_EQ(got.size(), 1u);
   EXPECT_EQ(got[0].family(), AF_INET6);
   EXPECT_EQ(got[0].text(), "[2001:db8::7]:80");
@@ -82,7 +82,7 @@ TEST(Address, ResolvesNumericAddressesWithoutAResolver) {
 TEST(Address, KnowsLoopback) {
   const auto loopback = [](const std::string &text) {
     std::vector<SocketAddress> got;
-    EXPECT_FALSE(resolve_address(text, true, soon(), &got));
+    EXPECT_FALSE(resolve_address(text, true, soon(), {}, &got));
     return got.at(0).loopback();
   };
   EXPECT_TRUE(loopback("127.0.0.1:0"));
@@ -99,14 +99,14 @@ TEST(Address, KnowsLoopback) {
 #ifndef __SANITIZE_THREAD__
 TEST(Address, ResolvesNames) {
   std::vector<SocketAddress> got;
-  ASSERT_FALSE(resolve_address("localhost:7700", false, soon(), &got));
+  ASSERT_FALSE(resolve_address("localhost:7700", false, soon(), {}, &got));
   ASSERT_FALSE(got.empty());
   EXPECT_TRUE(got[0].loopback());
 }
 
 TEST(Address, GivesNamesUpAtTheDeadline) {
   std::vector<SocketAddress> got;
-  const Error error = resolve_address("no-such-host.invalid:7700", false, now_ns() - 1, &got);
+  const Error error = resolve_address("no-such-host.invalid:7700", false, now_ns() - 1, {}, &got);
   EXPECT_EQ(error.code, MP_ADDRESS);
   EXPECT_NE(error.cause, "");
 }

@@ -225,7 +225,7 @@ class DialerTest : public HandshakeTest {
 
   SocketAddress address_of(uint16_t port) {
     std::vector<SocketAddress> out;
-    EXPECT_FALSE(resolve_address("127.0.0.1:" + std::to_string(port), false, far(), &out));
+    EXPECT_FALSE(resolve_address("127.0.0.1:" + std::to_string(port), false, far(), {}, &out));
     return out.at(0);
   }
   void dial_to(std::vector<SocketAddress> addresses, int64_t deadline) {

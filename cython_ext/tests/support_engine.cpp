@@ -58,7 +58,8 @@ RegionHandle TestEngine::add(Bytes &memory, const char *name, uint32_t flags) {
 PeerHandle TestEngine::connect(const std::string &address) {
   mp_peer *peer = nullptr;
   mp_error error;
-  EXPECT_EQ(mp_peer_connect(raw_, address.c_str(), 0, &peer, &error), MP_OK) << error.message << ": " << error.cause;
+  EXPECT_EQ(mp_peer_connect(raw_, address.c_str(), 0, nullptr, nullptr, &peer, &error), MP_OK)
+      << error.message << ": " << error.cause;
   return PeerHandle(peer);
 }
 

@@ -47,7 +47,7 @@ int main(int argc, char **argv) {
         &error, "register");
 
   mp_peer *peer = NULL;
-  check(mp_peer_connect(client, mp_engine_address(server), 5000, &peer, &error), &error, "connect");
+  check(mp_peer_connect(client, mp_engine_address(server), 5000, NULL, NULL, &peer, &error), &error, "connect");
   mp_remote_region remote;
   check(mp_peer_find_region(peer, "kv", 5000000000, &remote, &error), &error, "find");
 

@@ -73,7 +73,7 @@ def read(bytes address, bytes name, unsigned char[::1] into):
         check(mp_engine_open(&config, &engine, &error), &error)
         check(mp_region_register(engine, &into[0], length, NULL, MP_REGION_WRITABLE, &region, &error), &error)
         with nogil:
-            status = mp_peer_connect(engine, c_address, 5000, &peer, &error)
+            status = mp_peer_connect(engine, c_address, 5000, NULL, NULL, &peer, &error)
         check(status, &error)
         check(mp_peer_find_region(peer, c_name, 5000000000, &remote, &error), &error)
         remotes = &remote

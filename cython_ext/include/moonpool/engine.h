@@ -171,11 +171,16 @@ typedef struct mp_peer_info {
   uint64_t regions; /* known remote regions */
 } mp_peer_info;
 
-/* Connects, proves the secret both ways, learns the regions. timeout_ms 0: the configured one. */
-MP_API mp_status mp_peer_connect(mp_engine *engine, const char *address, uint32_t timeout_ms, mp_peer **peer,
-                                 mp_error *error);
+/* Asked about every 100 ms by calls that wait for a connection; anything but 0 ends them with MP_CANCELLED. */
+typedef int32_t (*mp_interrupt)(void *context);
+
+/* Connects, proves the secret both ways, learns the regions. timeout_ms 0: the configured one. interrupt: NULL for
+ * none. */
+MP_API mp_status mp_peer_connect(mp_engine *engine, const char *address, uint32_t timeout_ms, mp_interrupt interrupt,
+                                 void *context, mp_peer **peer, mp_error *error);
 /* Makes sure the peer is connected, connecting again if it was lost (with back-off between attempts). */
-MP_API mp_status mp_peer_ensure(mp_peer *peer, uint32_t timeout_ms, mp_error *error);
+MP_API mp_status mp_peer_ensure(mp_peer *peer, uint32_t timeout_ms, mp_interrupt interrupt, void *context,
+                                mp_error *error);
 /* Ends its transfers and connections. Idempotent. */
 MP_API mp_status mp_peer_close(mp_peer *peer, mp_error *error);
 MP_API void mp_peer_free(mp_peer *peer);
