@@ -10,6 +10,7 @@ untouched.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import socket
@@ -208,14 +209,16 @@ def test_requests_with_some_bits_flipped(client: wire.Client, seed: int) -> None
     generator = random.Random(seed)
     key = client.regions["kv"].key
     lane = client.open_lane()
-    lane.settimeout(10.0)
+    lane.settimeout(90.0)
     data = bytearray(wire.request(wire.READ, [(key, 0, 64), (key, 128, 64)]))
     for _ in range(generator.randint(1, 6)):
         position = generator.randrange(len(data))
         data[position] ^= 1 << generator.randrange(8)
     data[4] = wire.READ
-    lane.sendall(data)
-    lane.shutdown(socket.SHUT_WR)
+    # It may have hung up already.
+    with contextlib.suppress(OSError):
+        lane.sendall(data)
+        lane.shutdown(socket.SHUT_WR)
     assert wire.closed_by_peer(lane)
 
 

@@ -25,7 +25,7 @@ SECRET = b"the cluster's"
 @pytest.fixture
 def engine(open_engine: OpenEngine) -> Iterator[TransferEngine]:
     """A listening engine, which must still serve at the end of each test."""
-    engine = open_engine("target", secret=SECRET, transports="tcp", connect_timeout=10.0)
+    engine = open_engine("target", secret=SECRET, transports="tcp")
     yield engine
     assert open_engine(listen=None, secret=SECRET, transports="tcp").connect(engine.address or "").name == "target"
 

@@ -76,7 +76,7 @@ def test_whatever_was_reported_written_is_there(open_engine: OpenEngine, tmp_pat
     with Target(transports="tcp") as target:
         target.ask("register_file", name="kv", path=str(file), nbytes=NBYTES)
         peer = client.connect(target.address)
-        remote = peer.regions.wait("kv", 30.0)
+        remote = peer.regions.wait("kv", 90.0)
         local = client.allocate(NBYTES)
         fill(local, seed=2)
         blocks = np.arange(0, NBYTES, 64 << 10)

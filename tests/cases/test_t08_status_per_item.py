@@ -26,7 +26,7 @@ def test_every_kind_of_bad_item_beside_good_ones(open_engine: OpenEngine, op: st
         target.ask("register", name="constant", nbytes=4096, writable=False)
         peer = client.connect(target.address)
         kv, gone = peer.regions["kv"], peer.regions["gone"]
-        constant = peer.regions.wait("constant", 30.0)
+        constant = peer.regions.wait("constant", 90.0)
         target.ask("release", name="gone")
         assert eventually(lambda: "gone" not in peer.regions)
         local = client.allocate(NBYTES)

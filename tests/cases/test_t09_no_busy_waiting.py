@@ -27,7 +27,7 @@ def cpu_seconds() -> float:
 
 
 def test_idle_engines_use_no_cpu(open_engine: OpenEngine) -> None:
-    """Connected, with work behind them, on both sides: less than 0.1 % of a core."""
+    """Connected, with work behind them, on both sides. Anything that spins would use seconds."""
     client = open_engine(listen=None, transports="tcp")
     with Target({"kv": 1 << 20}, transports="tcp") as target:
         peer = client.connect(target.address)
@@ -39,15 +39,15 @@ def test_idle_engines_use_no_cpu(open_engine: OpenEngine) -> None:
         ours, theirs = cpu_seconds(), target.ask("cpu_seconds")
         time.sleep(3.0)
         ours = cpu_seconds() - ours
-        assert ours < 0.003
+        assert ours < 0.03
         # Answering the question itself takes the target some of its time.
-        assert target.ask("cpu_seconds") - theirs < 0.01
+        assert target.ask("cpu_seconds") - theirs < 0.03
         peer.close()
 
 
 def test_waiting_uses_no_core(open_engine: OpenEngine) -> None:
     server = open_engine("server", transports="tcp")
-    client = open_engine("client", transports="tcp", listen=None, progress_timeout=60.0)
+    client = open_engine("client", transports="tcp", listen=None)
     server.allocate(1 << 20, name="kv")
     with relay(server.address or "") as network:
         peer = client.connect(network.address)

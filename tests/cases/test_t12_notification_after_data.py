@@ -53,7 +53,7 @@ def test_between_two_processes(open_engine: OpenEngine) -> None:
             thread.start()
         seen = 0
         while seen < total:
-            for writer, matched in target.ask("check_announced", slot=SLOT, name="kv", timeout=60.0):
+            for writer, matched in target.ask("check_announced", slot=SLOT, name="kv", timeout=90.0):
                 assert matched
                 seen += 1
                 acknowledged[writer].release()
@@ -73,7 +73,7 @@ def test_within_one_process(open_pair: Any, transport: str) -> None:
         transfer = pair.client.write(
             pair.peer, pair.local, pair.remote, 0, 0, length, digest=True, notify=length.to_bytes(8, "little")
         )
-        (notification,) = pair.server.notifications(timeout=60.0)
+        (notification,) = pair.server.notifications(timeout=90.0)
         # Looked at before the sender has waited for anything.
         announced = int.from_bytes(notification.payload, "little")
         seen = digest(view[:announced])
@@ -93,7 +93,7 @@ def test_small_ones_in_a_row(open_pair: Any, transport: str, nbytes: int) -> Non
     ]
     view, seen = memoryview(pair.region), set()
     while len(seen) < 256:
-        for notification in pair.server.notifications(timeout=60.0):
+        for notification in pair.server.notifications(timeout=90.0):
             (index,) = notification.payload
             assert bytes(view[index * nbytes : (index + 1) * nbytes]) == bytes([index ^ 0x5A]) * nbytes
             seen.add(index)

@@ -24,7 +24,7 @@ NBYTES = 4 << 20
 def test_a_stalled_peer_delays_no_other(open_engine: OpenEngine) -> None:
     """The client's side: one I/O thread drives both peers."""
     slow_server, fast_server = open_engine("slow", transports="tcp"), open_engine("fast", transports="tcp")
-    client = open_engine("client", transports="tcp", listen=None, io_threads=1, progress_timeout=120.0)
+    client = open_engine("client", transports="tcp", listen=None, io_threads=1)
     slow_server.allocate(NBYTES, name="kv")
     fill(fast_server.allocate(NBYTES, name="kv"))
     with relay(slow_server.address or "") as network:

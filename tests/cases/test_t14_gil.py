@@ -61,7 +61,7 @@ class Stalled:
 @pytest.fixture
 def stalled(open_engine: OpenEngine) -> Iterator[Stalled]:
     server = open_engine("server", transports="tcp")
-    client = open_engine("client", transports="tcp", listen=None, progress_timeout=120.0)
+    client = open_engine("client", transports="tcp", listen=None)
     server.allocate(8 << 20, name="kv")
     with relay(server.address or "") as network:
         peer = client.connect(network.address)

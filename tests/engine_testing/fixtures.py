@@ -14,6 +14,10 @@ from moonpool.transfer_engine import Peer, Region, RemoteRegion, TransferEngine
 
 OpenEngine = Callable[..., TransferEngine]
 
+#: A virtual machine may be paused for a minute at any moment while its clock goes on, and then every deadline of the
+#: usual length has passed. Tests that are about a deadline name their own.
+PATIENT = {"deadline": 900.0, "progress_timeout": 300.0, "connect_timeout": 300.0}
+
 
 @pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
@@ -28,7 +32,7 @@ def open_engine(no_leaks: None) -> Iterator[OpenEngine]:
     engines: list[TransferEngine] = []
 
     def open_one(name: str = "engine", **options: Any) -> TransferEngine:
-        engine = TransferEngine(name, **options)
+        engine = TransferEngine(name, **{**PATIENT, **options})
         engines.append(engine)
         return engine
 

@@ -25,7 +25,7 @@ def sockets() -> int:
     return sum(target.startswith("socket:") for target in descriptors().values())
 
 
-def eventually(condition: Callable[[], bool], timeout: float = 20.0) -> bool:
+def eventually(condition: Callable[[], bool], timeout: float = 90.0) -> bool:
     """Return whether `condition` became true in time. For what another thread or process is about to do."""
     deadline = time.monotonic() + timeout
     while not condition():
@@ -38,12 +38,17 @@ def eventually(condition: Callable[[], bool], timeout: float = 20.0) -> bool:
 @contextmanager
 def nothing_left_behind() -> Iterator[None]:
     """Check that the threads and descriptors of this process are at the end what they were at the start."""
-    gc.collect()
     threads_before, descriptors_before = threads(), descriptors()
+
+    def left() -> list[str]:
+        new = {fd: target for fd, target in descriptors().items() if descriptors_before.get(fd) != target}
+        return [f"thread {thread}" for thread in threads() - threads_before] + [
+            f"descriptor {fd}: {target}" for fd, target in new.items()
+        ]
+
     yield
-    gc.collect()
+    if left():
+        gc.collect()
     # The kernel takes a moment to remove a thread that was joined.
-    eventually(lambda: threads() <= threads_before, timeout=5.0)
-    assert threads() <= threads_before, "threads left behind"
-    left = {fd: target for fd, target in descriptors().items() if descriptors_before.get(fd) != target}
-    assert not left, f"descriptors left behind: {left}"
+    eventually(lambda: not left(), timeout=5.0)
+    assert not left(), "left behind"

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from engine_testing.leaks import eventually
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -27,7 +29,7 @@ class Target:
         options: keyword arguments of its `TransferEngine`.
     """
 
-    def __init__(self, regions: dict[str, int] | None = None, *, timeout: float = 60.0, **options: Any) -> None:
+    def __init__(self, regions: dict[str, int] | None = None, *, timeout: float = 100.0, **options: Any) -> None:
         self._timeout = timeout
         self._process = subprocess.Popen(
             [sys.executable, "-m", "engine_testing.target", json.dumps({"regions": regions or {}, "options": options})],
@@ -51,8 +53,14 @@ class Target:
         return self._read()
 
     def pause(self) -> None:
-        """Stop the process as a whole; its sockets stay open and silent."""
+        """Stop the process as a whole; its sockets stay open and silent. Returns when the last thread has stopped."""
         self._process.send_signal(signal.SIGSTOP)
+        assert eventually(lambda: self._thread_states() == {"T"})
+
+    def _thread_states(self) -> set[str]:
+        # The state follows the name, which stands in brackets and may hold anything.
+        stats = [(task / "stat").read_text() for task in Path(f"/proc/{self.pid}/task").iterdir()]
+        return {stat.rpartition(")")[2].split()[0] for stat in stats}
 
     def resume(self) -> None:
         self._process.send_signal(signal.SIGCONT)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from engine_testing.fixtures import PATIENT
 from engine_testing.patterns import fill, pattern
 from moonpool.transfer_engine import Peer, Region, TransferEngine
 
@@ -73,13 +74,13 @@ class Commands:
     def connect_many(self, address: str, count: int, name: str) -> int:
         """Connect `count` engines to `address` at once; return how many then read the right bytes, all together."""
         engines = [
-            TransferEngine(f"client-{index}", listen=None, transports="tcp", io_threads=1, lanes=1)
+            TransferEngine(f"client-{index}", listen=None, transports="tcp", io_threads=1, lanes=1, **PATIENT)
             for index in range(count)
         ]
         good = 0
         try:
             with ThreadPoolExecutor(count) as pool:
-                peers = list(pool.map(lambda engine: engine.connect(address, timeout=60.0), engines))
+                peers = list(pool.map(lambda engine: engine.connect(address, timeout=90.0), engines))
             # Every one of them is connected now, and stays so while all read.
             transfers = []
             for engine, peer in zip(engines, peers, strict=True):
@@ -96,7 +97,7 @@ class Commands:
 
 def main() -> None:
     setup = json.loads(sys.argv[1])
-    with TransferEngine("target", **{"listen": "127.0.0.1:0", **setup["options"]}) as engine:
+    with TransferEngine("target", **{"listen": "127.0.0.1:0", **PATIENT, **setup["options"]}) as engine:
         commands = Commands(engine)
         for name, nbytes in setup["regions"].items():
             commands.allocate(name, nbytes)

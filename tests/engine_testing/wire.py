@@ -77,7 +77,7 @@ class Response:
     payload: bytes
 
 
-def connect(address: str, timeout: float = 10.0) -> socket.socket:
+def connect(address: str, timeout: float = 90.0) -> socket.socket:
     parsed = parse_address(address)
     return socket.create_connection((parsed.host, parsed.port), timeout=timeout)
 

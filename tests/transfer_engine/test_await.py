@@ -29,7 +29,7 @@ from moonpool.transfer_engine import (
 def slow(open_engine: OpenEngine) -> Iterator[tuple[Pair, Relay]]:
     """A pair whose network is stalled until the test resumes it, so that transfers are still running when awaited."""
     server = open_engine("server", transports="tcp")
-    client = open_engine("client", transports="tcp", listen=None, progress_timeout=60.0)
+    client = open_engine("client", transports="tcp", listen=None)
     region = server.allocate(1 << 20, name="kv")
     fill(region)
     with relay(server.address or "") as network:

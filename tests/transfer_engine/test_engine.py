@@ -112,7 +112,7 @@ def test_a_closed_engine_refuses_everything() -> None:
         lambda: engine.register(bytearray(64)),
         lambda: engine.connect("127.0.0.1:1"),
         engine.notifications,
-        lambda: engine.notifications(timeout=10.0),
+        lambda: engine.notifications(timeout=90.0),
     ):
         with pytest.raises(ClosedError) as caught:
             call()

@@ -22,7 +22,7 @@ from moonpool.transfer_engine import (
 
 def test_a_notification_names_its_sender(pair: Pair) -> None:
     pair.client.write(pair.peer, pair.local, pair.remote, notify=b"layer 3 is there").wait()
-    assert pair.server.notifications(10.0) == [
+    assert pair.server.notifications(90.0) == [
         Notification("client", pair.client.incarnation, b"layer 3 is there"),
     ]
     assert pair.server.notifications() == []
@@ -34,19 +34,19 @@ def test_they_come_in_order(pair: Pair) -> None:
         pair.client.write(pair.peer, pair.local, pair.remote, notify=b"%d" % index).wait()
     got: list[bytes] = []
     while len(got) < 20:
-        got += [note.payload for note in pair.server.notifications(10.0)]
+        got += [note.payload for note in pair.server.notifications(90.0)]
     assert got == [b"%d" % index for index in range(20)]
 
 
 def test_a_read_can_notify_too(pair: Pair) -> None:
     pair.client.read(pair.peer, pair.local, pair.remote, notify=b"taken").wait()
-    assert [note.payload for note in pair.server.notifications(10.0)] == [b"taken"]
+    assert [note.payload for note in pair.server.notifications(90.0)] == [b"taken"]
 
 
 @pytest.mark.parametrize("payload", [b"", b"\0", bytearray(b"abc"), memoryview(b"abc"), b"x" * 65_536])
 def test_any_bytes_up_to_64_kib(pair: Pair, payload: Any) -> None:
     pair.client.write(pair.peer, pair.local, pair.remote, notify=payload).wait()
-    assert [note.payload for note in pair.server.notifications(10.0)] == [bytes(payload)]
+    assert [note.payload for note in pair.server.notifications(90.0)] == [bytes(payload)]
 
 
 def test_more_than_64_kib_is_refused(pair: Pair) -> None:
@@ -67,7 +67,7 @@ def test_waiting_for_one_that_comes(pair: Pair) -> None:
 
     def take() -> None:
         waiting.set()
-        got.extend(pair.server.notifications(timeout=30.0))
+        got.extend(pair.server.notifications(timeout=90.0))
 
     thread = threading.Thread(target=take)
     thread.start()
@@ -89,7 +89,7 @@ def test_a_wait_ends_with_the_engine(pair: Pair) -> None:
     def take() -> None:
         waiting.set()
         try:
-            pair.server.notifications(timeout=60.0)
+            pair.server.notifications(timeout=90.0)
         except ClosedError as error:
             ended.append(error)
 
@@ -118,7 +118,7 @@ def test_the_queue_is_bounded_and_says_so(open_pair: Any, transport: str) -> Non
     assert caught.value.hint
     assert [note.payload for note in pair.server.notifications()] == [b"fits"] * 2
     pair.client.write(pair.peer, pair.local, pair.remote, notify=b"again").wait()
-    assert [note.payload for note in pair.server.notifications(10.0)] == [b"again"]
+    assert [note.payload for note in pair.server.notifications(90.0)] == [b"again"]
 
 
 def test_a_failed_transfer_does_not_notify(pair: Pair) -> None:
@@ -126,4 +126,4 @@ def test_a_failed_transfer_does_not_notify(pair: Pair) -> None:
     with pytest.raises(MoonpoolError):
         transfer.wait()
     pair.client.write(pair.peer, pair.local, pair.remote, notify=b"whole").wait()
-    assert [note.payload for note in pair.server.notifications(10.0)] == [b"whole"]
+    assert [note.payload for note in pair.server.notifications(90.0)] == [b"whole"]

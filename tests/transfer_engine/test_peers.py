@@ -45,7 +45,7 @@ def test_the_regions_of_a_peer_are_a_mapping(pair: Pair) -> None:
     pair.server.allocate(128, name="a")
     pair.server.register(bytes(64), name="z", writable=False)
     pair.server.allocate(64)  # without a name: private
-    pair.peer.regions.wait("z", 10.0)
+    pair.peer.regions.wait("z", 90.0)
     regions = pair.peer.regions
     assert list(regions) == ["a", "kv", "z"]
     assert len(regions) == 3
@@ -64,7 +64,7 @@ def test_handles_are_values(pair: Pair) -> None:
     assert hash(again) == hash(pair.remote)
     assert again is not pair.remote
     pair.server.allocate(64, name="other")
-    assert pair.peer.regions.wait("other", 10.0) != again
+    assert pair.peer.regions.wait("other", 90.0) != again
     assert again != "kv"
     assert (again.key, again.generation) == (pair.region.key, pair.region.generation)
 
@@ -72,7 +72,7 @@ def test_handles_are_values(pair: Pair) -> None:
 @pytest.mark.parametrize(("asked", "hint"), [("kv-layer", "'kv-layers'"), ("nothing", "one of 'kv', 'kv-layers'")])
 def test_an_unknown_region_names_the_nearest(pair: Pair, asked: str, hint: str) -> None:
     pair.server.allocate(64, name="kv-layers")
-    pair.peer.regions.wait("kv-layers", 10.0)
+    pair.peer.regions.wait("kv-layers", 90.0)
     with pytest.raises(RegionNotFoundError) as caught:
         pair.peer.regions[asked]
     assert caught.value.hint == hint
@@ -96,7 +96,7 @@ def test_waiting_for_a_region_that_comes(pair: Pair) -> None:
     thread = threading.Thread(target=announce)
     thread.start()
     waiting.set()
-    assert pair.peer.regions.wait("late", 30.0).nbytes == 64
+    assert pair.peer.regions.wait("late", 90.0).nbytes == 64
     thread.join()
 
 
@@ -266,7 +266,7 @@ def test_a_cut_connection_comes_back_by_itself(open_pair: Any, open_engine: Open
         client.read(peer, local, remote).wait()
         network.cut()
         assert eventually(lambda: peer.state is not PeerState.READY)
-        peer.ensure(30.0)
+        peer.ensure(90.0)
         assert peer.state is PeerState.READY
         # The same engine is behind it, so handles stay good.
         client.read(peer, local, remote).wait()
@@ -295,13 +295,13 @@ def test_a_restarted_peer_is_another_incarnation(open_engine: OpenEngine) -> Non
         old = peer.regions["kv"]
         first.kill()
     with Target({"kv": 8192}, listen=first.address):
-        peer.ensure(30.0)
+        peer.ensure(90.0)
         assert peer.incarnation != first.incarnation
         local = client.allocate(8192)
         with pytest.raises(RegionStaleError) as caught:
             client.read(peer, local, old).wait()
         assert caught.value.hint
-        new = peer.regions.wait("kv", 30.0)
+        new = peer.regions.wait("kv", 90.0)
         client.read(peer, local, new).wait()
         assert bytes(local) == pattern(8192)
         peer.close()

@@ -169,6 +169,6 @@ def test_options_of_a_post(pair: Pair, plan: Plan) -> None:
     transfer = pair.client.post(plan, [0, 1], "write", notify=b"posted", digest=True).wait()
     assert transfer.digests is not None
     assert len(transfer.digests) == 2
-    assert [note.payload for note in pair.server.notifications(10.0)] == [b"posted"]
+    assert [note.payload for note in pair.server.notifications(90.0)] == [b"posted"]
     with pytest.raises(TimeoutError):
         pair.client.post(plan, deadline=-1).wait()

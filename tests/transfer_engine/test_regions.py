@@ -110,7 +110,7 @@ def test_the_engine_keeps_regions_that_the_caller_dropped(open_pair: Any) -> Non
     pair = open_pair("tcp")
     fill(pair.server.allocate(4096, name="dropped"))
     gc.collect()
-    remote = pair.peer.regions.wait("dropped", 10.0)
+    remote = pair.peer.regions.wait("dropped", 90.0)
     pair.client.read(pair.peer, pair.local, remote, 0, 0, 4096).wait()
     assert bytes(memoryview(pair.local)[:4096]) == pattern(4096)
 
@@ -301,7 +301,7 @@ def test_read_only_memory_needs_writable_false(open_pair: Any) -> None:
     assert not region.writable
     assert memoryview(region).readonly
     assert "read-only" in repr(region)
-    remote = pair.peer.regions.wait("constant", 10.0)
+    remote = pair.peer.regions.wait("constant", 90.0)
     assert not remote.writable
     pair.client.read(pair.peer, pair.local, remote, 0, 0, 4096).wait()
     assert bytes(memoryview(pair.local)[:4096]) == data
@@ -400,10 +400,10 @@ def test_hundred_thousand_regions(open_pair: Any) -> None:
     base = memory.ctypes.data
     for index in range(100_000):
         pair.server.register((base + 16 * index, 16), name=f"block-{index}")
-    last = pair.peer.regions.wait("block-99999", 60.0)
+    last = pair.peer.regions.wait("block-99999", 90.0)
     fill(memory)
     pair.client.read(pair.peer, pair.local, last, 0, 0, 16).wait()
     assert bytes(memoryview(pair.local)[:16]) == memory[-16:].tobytes()
     assert len(pair.peer.regions) == 100_001
-    late = pair.client.connect(pair.server.address or "", timeout=60.0)
+    late = pair.client.connect(pair.server.address or "", timeout=90.0)
     assert len(late.regions) == 100_001

@@ -64,15 +64,19 @@ def test_a_wrong_type_is_refused(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "options",
     [
+        {"name": "x" * 64},
         {"lanes": 0},
         {"lanes": 65},
         {"io_threads": -1},
         {"io_threads": 65},
         {"slice_bytes": 1},
+        {"slice_bytes": "64MiB"},
         {"spin_us": -1},
+        {"spin_us": 10_001},
         {"connect_timeout": 0},
         {"progress_timeout": -1.0},
         {"deadline": 0.0},
+        {"deadline": "25h"},
         {"deadline": float("nan")},
         {"regions_max": 0},
         {"peers_max": 0},
@@ -117,16 +121,18 @@ def test_a_secret_is_never_shown() -> None:
 
 
 def test_arguments_come_before_environment_before_file_before_default(
-    open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     file = tmp_path / "moonpool.toml"
     file.write_text('[engine]\nname = "from-file"\nlanes = 2\ndeadline = "30s"\nlisten = "none"\n', encoding="utf-8")
     monkeypatch.setenv("MOONPOOL_CONFIG", str(file))
     monkeypatch.setenv("MOONPOOL_ENGINE_LANES", "3")
     monkeypatch.setenv("MOONPOOL_ENGINE_LISTEN", "127.0.0.1:0")
-    settings = open_engine("given").settings
+    with TransferEngine("given") as engine:
+        settings = engine.settings
     assert (settings.name, settings.lanes, settings.deadline, settings.listen) == ("given", 3, 30.0, "127.0.0.1:0")
-    assert open_engine(listen=None).address is None
+    with TransferEngine(listen=None) as engine:
+        assert (engine.address, engine.name) == (None, "from-file")
 
 
 def test_settings_read_before_can_be_given_as_one_object(open_engine: OpenEngine) -> None:
@@ -144,6 +150,14 @@ def test_settings_read_before_can_be_given_as_one_object(open_engine: OpenEngine
 def test_durations_and_sizes_may_carry_units(open_engine: OpenEngine) -> None:
     settings = open_engine(connect_timeout="250ms", slice_bytes="2MiB", deadline=3).settings
     assert (settings.connect_timeout, settings.slice_bytes, settings.deadline) == (0.25, 2 << 20, 3.0)
+
+
+def test_every_bound_is_one_that_the_core_accepts(open_engine: OpenEngine) -> None:
+    """The bounds in the reference are the core's own."""
+    for field in dataclasses.fields(EngineSettings):
+        for bound in (field.metadata["minimum"], field.metadata["maximum"]):
+            if bound is not None:
+                open_engine(**{field.name: bound}).close()
 
 
 def test_native_arguments_count_in_milliseconds() -> None:

@@ -206,7 +206,7 @@ def test_numpy_scalars(pair: Pair, number: Any) -> None:
 
 def test_a_list_of_items_over_several_regions(pair: Pair) -> None:
     other_region = pair.server.allocate(8192, name="other")
-    other = pair.peer.regions.wait("other", 10.0)
+    other = pair.peer.regions.wait("other", 90.0)
     fill(pair.region)
     fill(other_region, seed=1)
     second = pair.client.allocate(8192)
@@ -401,7 +401,7 @@ def test_many_bad_items_among_good_ones(pair: Pair) -> None:
 
 def test_a_write_into_a_read_only_region(pair: Pair) -> None:
     pair.server.register(pattern(4096), name="constant", writable=False)
-    remote = pair.peer.regions.wait("constant", 10.0)
+    remote = pair.peer.regions.wait("constant", 90.0)
     with pytest.raises(RegionReadOnlyError) as caught:
         pair.client.write(pair.peer, pair.local, remote, 0, 0, 64).wait()
     assert "constant" in str(caught.value)
@@ -419,7 +419,7 @@ def test_released_regions_spoil_their_items_only(pair: Pair) -> None:
     """On either side: the handles of released regions are refused item by item."""
     gone_local = pair.client.allocate(4096)
     gone_region = pair.server.allocate(4096, name="gone")
-    gone_remote = pair.peer.regions.wait("gone", 10.0)
+    gone_remote = pair.peer.regions.wait("gone", 90.0)
     gone_local.release()
     gone_region.release()
     fill(pair.region)
@@ -474,7 +474,7 @@ def test_a_transfer_cannot_be_made_directly() -> None:
 def stalled(open_engine: OpenEngine) -> Any:
     """A client behind a relay that can be stalled, with transfers that then hang."""
     server = open_engine("server", transports="tcp")
-    client = open_engine("client", transports="tcp", listen=None, progress_timeout=60.0)
+    client = open_engine("client", transports="tcp", listen=None)
     region = server.allocate(4 << 20, name="kv")
     fill(region)
     with relay(server.address or "") as network:
@@ -524,7 +524,7 @@ def test_a_dropped_transfer_goes_on(stalled: tuple[Pair, Any]) -> None:
     pair, network = stalled
     pair.client.write(pair.peer, pair.local, pair.remote, 0, 0, 1 << 16, notify=b"done")
     network.resume()
-    (notification,) = pair.server.notifications(timeout=30.0)
+    (notification,) = pair.server.notifications(timeout=90.0)
     assert notification.payload == b"done"
 
 
