@@ -23,7 +23,7 @@ extern "C" {
 #define MPL_CONNECTIONS_MAX 256
 #define MPL_STREAMS_MAX 64
 /* A batch is cut over another connection only when each gets at least this much. */
-#define MPL_SHARE_BYTES_MIN 262144
+#define MPL_SHARE_BYTES_MIN 524288
 
 typedef enum mpl_status {
   MPL_OK = 0,

@@ -381,7 +381,7 @@ TEST(LimitsConnect, EndsWhenNobodyComes) {
 TEST(LimitsCopy, CopiesEveryBlockOfTheBatchesItCounts) {
   for (const size_t threads : {2, 6}) {
     std::vector<int64_t> lengths = random_lengths(400, 5000, 5);
-    for (size_t i = 0; i < lengths.size(); i += 10) lengths[i] = 600'000;
+    for (size_t i = 0; i < lengths.size(); i += 10) lengths[i] = 1'200'000;
     Side source(lengths, 10, 2, 1), destination(lengths, 10, 2, 2);
     source.fill(4);
     mpl_result result{};
