@@ -191,6 +191,21 @@ class Dialer final : public Exchange {
     send(hello_);
   }
 
+  // Another service is recognized by its first bytes, not after a whole message or the deadline.
+  bool early_check() override {
+    const Challenge &challenge = result_.challenge;
+    if (state_ != State::kChallenge) return true;
+    const size_t n = std::min(got(&challenge), sizeof challenge.magic);
+    if (std::memcmp(challenge.magic, wire::kMagic, n) == 0) return true;
+    fail(another_service());
+    return false;
+  }
+
+  Error another_service() const {
+    return make_error(MP_PROTOCOL, where() + " does not speak the Moonpool protocol",
+                      "check host and port: another service listens there");
+  }
+
   void on_message() override {
     if (state_ == State::kChallenge) {
       on_challenge();
@@ -202,8 +217,7 @@ class Dialer final : public Exchange {
   void on_challenge() {
     const Challenge &challenge = result_.challenge;
     if (std::memcmp(challenge.magic, wire::kMagic, sizeof challenge.magic) != 0) {
-      return fail(make_error(MP_PROTOCOL, where() + " does not speak the Moonpool protocol",
-                             "check host and port: another service listens there"));
+      return fail(another_service());
     }
     if (challenge.status == MP_VERSION || challenge.version != wire::kVersion) {
       return fail(make_error(MP_VERSION,

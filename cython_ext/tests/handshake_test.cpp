@@ -307,6 +307,12 @@ TEST_F(DialerTest, RecognizesAnotherService) {
   EXPECT_EQ(result_of(dialed_).error.code, MP_PROTOCOL);
 }
 
+TEST_F(DialerTest, RecognizesAnotherServiceThatSaysLittleAndStays) {
+  dial_raw_server();
+  ASSERT_TRUE(send_all(fd(), "HTTP", 4));
+  EXPECT_EQ(result_of(dialed_).error.code, MP_PROTOCOL);
+}
+
 TEST_F(DialerTest, PassesOnWhyItWasRefused) {
   for (const auto &[status, code] : {std::pair<uint16_t, mp_status>{MP_LIMIT, MP_LIMIT},
                                      {MP_CLOSED, MP_CLOSED},
