@@ -11,7 +11,7 @@ build=build/native${sanitizer:+-$sanitizer}
 type=Release
 [[ -z $sanitizer ]] || type=RelWithDebInfo
 cmake -S cython_ext -B "$build" -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE="$type" \
-  -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g" \
+  -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1" \
   -DMOONPOOL_NATIVE_TESTS=ON -DMOONPOOL_WERROR=ON -DMOONPOOL_SANITIZE="$sanitizer" >/dev/null
 cmake --build "$build" -- -j "${JOBS:-2}" --quiet
 
