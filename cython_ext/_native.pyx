@@ -106,6 +106,7 @@ cdef class Engine:
         if self.handle != NULL:
             raise RuntimeError("the engine is open already")
         mp_config_init(&config)
+        config.abi_version = MP_ABI_VERSION  # of the header this was compiled with, for the library to compare
         config.name = pointer(name_text)
         config.transports = pointer(transports_text)
         config.listen = pointer(listen_text)
@@ -148,19 +149,7 @@ cdef class Engine:
         check(status, &error)
 
     def stats_json(self):
-        cdef size_t size = 4096
-        cdef size_t needed
-        cdef char *buffer
-        while True:
-            buffer = <char *>reserve(size, 1)
-            try:
-                with nogil:
-                    needed = mp_engine_stats_json(self.handle, buffer, size)
-                if needed <= size:
-                    return text(buffer)
-            finally:
-                free(buffer)
-            size = needed + 1024
+        return json_text(self.handle)
 
     def allocate(self, type region_type, nbytes, name):
         cdef Region region = new_object(region_type)
@@ -385,6 +374,11 @@ def digest(data):
 
 
 def probe_json():
+    return json_text(NULL)
+
+
+cdef str json_text(mp_engine *engine):
+    """Return the counters of `engine`, or with NULL what this host offers, in a buffer that is made to fit."""
     cdef size_t size = 4096
     cdef size_t needed
     cdef char *buffer
@@ -392,9 +386,13 @@ def probe_json():
         buffer = <char *>reserve(size, 1)
         try:
             with nogil:
-                needed = mp_probe_json(buffer, size)
+                if engine != NULL:
+                    needed = mp_engine_stats_json(engine, buffer, size)
+                else:
+                    needed = mp_probe_json(buffer, size)
             if needed <= size:
                 return text(buffer)
         finally:
             free(buffer)
+        # Others may be adding to it meanwhile.
         size = needed + 1024

@@ -97,6 +97,9 @@ def _waker_of(loop: asyncio.AbstractEventLoop) -> Waker:
     for finalize in closed:
         finalize()
     waker = Waker(loop)
+    finalize = weakref.finalize(loop, waker.release)
+    # The end of the process closes descriptors by itself, also that of a forked child, where transfers cannot be used.
+    finalize.atexit = False
     with _lock:
-        _wakers[loop] = (waker, weakref.finalize(loop, waker.release))
+        _wakers[loop] = (waker, finalize)
     return waker
