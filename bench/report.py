@@ -144,8 +144,8 @@ def _legend(results: Sequence[RowResult]) -> str:
 
 
 _LIMITS: Final = {
-    "sockets-acked": "raw sockets in C, up to {width} connections, one acknowledgement per batch",
-    "sockets-stream": "raw sockets in C, up to {width} connections, not acknowledged until the end",
+    "sockets-acked": "raw sockets in C, up to {width} connections, one answer per batch",
+    "sockets-stream": "raw sockets in C, up to {width} connections, one answer at the end",
     "memcpy": "memcpy in C, up to {width} threads",
 }
 

@@ -303,6 +303,7 @@ def copy_run(Descriptors destination not None, Descriptors source not None, size
     cdef uint64_t *progress = _progress_pointer(next_batch, source._list.streams)
     _samples_room(&result, samples)
     with nogil:
-        status = mpl_copy_run(&destination._list, &source._list, threads, duration_ns, stop_at, progress, &result, &error)
+        status = mpl_copy_run(&destination._list, &source._list, threads, duration_ns, stop_at, progress, &result,
+                              &error)
     _check(status, &error)
     return result.window_ns, result.batches, result.bytes, result.samples_count
