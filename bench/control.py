@@ -46,8 +46,8 @@ class Channel:
 
     def send(self, message: dict[str, Any], timeout: float) -> None:
         """Send one object."""
-        self._socket.settimeout(timeout)
         try:
+            self._socket.settimeout(timeout)
             self._socket.sendall(json.dumps(message).encode() + b"\n")
         except OSError as error:
             raise self._gone(error) from error

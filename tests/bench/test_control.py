@@ -146,6 +146,24 @@ def test_a_caller_that_vanishes_is_noticed(listener: Listener) -> None:
     assert isinstance(listener.join(), ControlError)
 
 
+def test_a_channel_that_was_closed_meanwhile_is_a_typed_error() -> None:
+    """The watcher of a target closes it when the parent is gone, whatever the target is about to do with it."""
+    ours, theirs = _tcp_pair()
+    channel = Channel(ours, "parent")
+    channel.close()
+    theirs.close()
+    with pytest.raises(ControlError):
+        channel.send({"result": {}}, 1.0)
+    with pytest.raises(ControlError):
+        channel.receive(1.0)
+
+
+def _tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours = socket.create_connection(server.getsockname())
+        return ours, server.accept()[0]
+
+
 def test_nobody_there_is_an_error_with_a_hint() -> None:
     with control.listen(Address("127.0.0.1", 0)) as listening:
         address = Address("127.0.0.1", listening.getsockname()[1])

@@ -49,13 +49,22 @@ def test_what_is_no_size_says_what_is(text: str, hint: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("5", 5.0), ("250ms", 0.25), ("20us", 2e-5), ("20µs", 2e-5), ("1.5s", 1.5), ("2min", 120), ("1h", 3600)],
+    [
+        ("5", 5.0),
+        ("250ms", 0.25),
+        ("20us", 2e-5),
+        ("20µs", 2e-5),
+        ("1.5s", 1.5),
+        (".05", 0.05),
+        ("2min", 120),
+        ("1h", 3600),
+    ],
 )
 def test_durations(text: str, seconds: float) -> None:
     assert parse_duration(text) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("text", ["", "soon", "5 parsec", "-1s", "nan", "inf", "5S"])
+@pytest.mark.parametrize("text", ["", "soon", ".", "5 parsec", "-1s", "nan", "inf", "5S"])
 def test_what_is_no_duration_says_what_is(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_duration(text)
