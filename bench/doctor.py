@@ -8,12 +8,13 @@ import os
 import re
 import resource
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from moonpool.bench.environment import describe_host
-from moonpool.transfer_engine import TransportInfo, probe
+from moonpool.errors import ConfigError
+from moonpool.transfer_engine import EngineSettings, TransportInfo, probe
 from moonpool.units import format_bytes
 
 __all__ = ["Finding", "Host", "document", "examine", "healthy"]
@@ -126,6 +127,18 @@ def _transports(host: Host) -> Iterator[Finding]:
             yield Finding(name, "OK", transport.reason or "available", needed=needed)
         else:
             yield Finding(name, "missing", transport.reason or "not available", needed=needed)
+
+
+def _settings(host: Host) -> Iterator[Finding]:
+    try:
+        settings = EngineSettings.load({})
+    except ConfigError as error:
+        yield Finding("settings", "missing", error.message, error.hint or "", needed=True)
+        return
+    defaults = EngineSettings()
+    names = [item.name for item in fields(settings)]
+    changed = ", ".join(name for name in names if getattr(settings, name) != getattr(defaults, name))
+    yield Finding("settings", "OK", f"set here: {changed}" if changed else "defaults")
 
 
 def _cores(host: Host) -> Iterator[Finding]:
@@ -343,6 +356,7 @@ def _gpus(host: Host) -> Iterator[Finding]:
 
 _CHECKS: Final = (
     _transports,
+    _settings,
     _cores,
     _governor,
     _numa,

@@ -18,7 +18,7 @@ class RowResult:
 
     Attributes:
         work: what was moved.
-        backend: the name of the engine measured.
+        backend: the name of the engine measured, or of the limit when that alone was asked for.
         limit: what it was compared with, such as ``sockets-acked``, or None.
         lanes: connections the engine used, or None where there are none.
         limit_width: connections or copying threads of the limit.

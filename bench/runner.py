@@ -122,7 +122,8 @@ class Runner:
             if self._options.budget is not None:
                 self._row_end = begin + self._options.budget * number / len(works)
             self._observer.row_begins(number, len(works), work)
-            result = RowResult(work, ENGINES[work.transport].name)
+            measured = ENGINES if "engine" in self._options.kinds else LIMITS
+            result = RowResult(work, measured[work.transport].name)
             try:
                 self._row(result)
             finally:

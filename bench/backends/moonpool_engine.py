@@ -76,6 +76,8 @@ class _Moonpool(Backend):
         if self._engine is None:
             self._lanes = row.work.lanes
             self._memory = row.memory
+            # Not given, the environment and the settings file decide.
+            lanes = {} if row.work.lanes is None else {"lanes": row.work.lanes}
             self._engine = TransferEngine(
                 _REGION,
                 listen=listen,
@@ -83,7 +85,7 @@ class _Moonpool(Backend):
                 require=self.transport,
                 secret=self.place.secret,
                 insecure=self.place.insecure,
-                lanes=row.work.lanes,
+                **lanes,
             )
             self._region = self._engine.register(row.memory, name=_REGION)
         return self._engine

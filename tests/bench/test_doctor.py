@@ -206,6 +206,15 @@ def test_only_what_is_needed_makes_the_host_unhealthy(patient: Patient) -> None:
     assert not healthy(list(findings.values()))
 
 
+def test_impossible_settings_are_found(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOONPOOL_ENGINE_LANES", "abc")
+    finding = patient()["settings"]
+    assert (finding.status, finding.needed) == ("missing", True)
+    assert "abc" in finding.found
+    monkeypatch.setenv("MOONPOOL_ENGINE_LANES", "3")
+    assert patient()["settings"] == Finding("settings", "OK", "set here: lanes")
+
+
 def test_the_table_shows_every_fix(patient: Patient) -> None:
     console = Console(width=120, record=True, file=None)
     findings = list(patient({"proc/sys/net/core/somaxconn": "128"}).values())

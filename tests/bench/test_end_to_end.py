@@ -85,6 +85,21 @@ def measured(bench: Bench, tiny: list[str]) -> Measured:
     return run
 
 
+def test_lanes_that_are_not_given_come_from_the_environment(
+    measured: Measured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The header says that the setting is in force, so it has to be."""
+    monkeypatch.setenv("MOONPOOL_ENGINE_LANES", "3")
+    document = measured("--transport", "tcp", "--op", "read", "--only", "engine")
+    assert document["environment"]["engine_settings"]["lanes"] == 3
+    assert {row["lanes"] for row in document["rows"]} == {3}
+
+
+def test_the_limit_alone_is_named_by_its_own_name(measured: Measured) -> None:
+    rows = measured("--op", "read", "--only", "limit")["rows"]
+    assert {(row["transport"], row["backend"]) for row in rows} == {("tcp", "sockets"), ("local", "memcpy")}
+
+
 def test_the_json_form_is_the_documented_one(measured: Measured) -> None:
     result = measured("--order", "sequential,random")
     assert set(result) == {"schema", "environment", "interrupted", "rows"}

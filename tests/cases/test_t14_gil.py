@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from engine_testing.fixtures import OpenEngine
+from engine_testing.leaks import eventually
 from engine_testing.networks import Relay, mute_host, relay, unaccepting_host
 
-from moonpool.transfer_engine import MoonpoolError, Peer, Region, RemoteRegion, TransferEngine
+from moonpool.transfer_engine import MoonpoolError, Peer, PeerState, Region, RemoteRegion, TransferEngine
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -112,6 +113,8 @@ def test_others_run_while_connecting(open_engine: OpenEngine, host: Any) -> None
 
 def test_others_run_while_connecting_again(stalled: Stalled) -> None:
     stalled.network.cut()
+    # Until the loss is seen there is nothing to connect again, and nothing would block.
+    assert eventually(lambda: stalled.peer.state is not PeerState.READY)
     with Ticker() as ticker:
         before = ticker.ticks
         with contextlib.suppress(MoonpoolError):
