@@ -5,7 +5,8 @@ namespace moonpool {
 
 bool NotificationQueue::push(Notice notice) {
   std::lock_guard lock(mutex_);
-  if (closed_ || notices_.size() >= capacity_) return false;
+  if (closed_ || notices_.size() >= capacity_ || bytes_ + notice.payload.size() > kBytesMax) return false;
+  bytes_ += notice.payload.size();
   notices_.push_back(std::move(notice));
   arrived_.notify_one();
   return true;
@@ -22,6 +23,7 @@ bool NotificationQueue::take(int64_t timeout_ns, Notice *notice) {
   if (notices_.empty()) return false;
   *notice = std::move(notices_.front());
   notices_.pop_front();
+  bytes_ -= notice->payload.size();
   return true;
 }
 

@@ -19,6 +19,9 @@ struct Notice {
 
 class NotificationQueue {
  public:
+  // Payloads of all that wait, whatever their number.
+  static constexpr size_t kBytesMax = 64u << 20;
+
   explicit NotificationQueue(size_t capacity) : capacity_(capacity) {}
 
   // False when full.
@@ -34,6 +37,7 @@ class NotificationQueue {
   mutable std::mutex mutex_;
   std::condition_variable arrived_;
   std::deque<Notice> notices_;
+  size_t bytes_ = 0;
   bool closed_ = false;
 };
 

@@ -35,6 +35,16 @@ TEST(Notifications, AreRefusedBeyondTheBound) {
   EXPECT_TRUE(queue.push(notice("4"))) << "taking one makes room";
 }
 
+TEST(Notifications, AreRefusedBeyondTheirBytes) {
+  NotificationQueue queue(1u << 20);
+  const std::string large(1u << 20, 'x');
+  for (size_t i = 0; i < NotificationQueue::kBytesMax / large.size(); ++i) ASSERT_TRUE(queue.push(notice(large)));
+  EXPECT_FALSE(queue.push(notice("y")));
+  Notice got;
+  ASSERT_TRUE(queue.take(0, &got));
+  EXPECT_TRUE(queue.push(notice("y"))) << "taking one makes room";
+}
+
 TEST(Notifications, WakeWhoWaits) {
   NotificationQueue queue(10);
   std::thread taker([&] {

@@ -96,7 +96,7 @@ typedef struct mp_config {
   uint32_t deadline_ms;         /* default deadline of a transfer. 0: 60000 */
   uint32_t regions_max;         /* 0: 1048576 */
   uint32_t peers_max;           /* inbound sessions; 0: 4096 */
-  uint32_t notifications_max;   /* queued, not yet taken; 0: 65536. Each at most 64 KiB */
+  uint32_t notifications_max;   /* queued, not yet taken; 0: 65536. Each at most 64 KiB, 64 MiB together */
 } mp_config;
 
 /* Fills every field with its default. */
