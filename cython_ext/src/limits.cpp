@@ -92,8 +92,7 @@ mpl_status mpl_client_run(mpl_link *link, const mpl_list *list, mpl_op op, mpl_m
     }
     crew.run();
     if (failure.failed()) return failure.result(error);
-    collect(
-        *list, [&](size_t i) -> const Outcome & { return streams[i].outcome(); }, next_batch, result);
+    collect(*list, [&](size_t i) -> const Outcome & { return streams[i].outcome(); }, next_batch, result);
     return MPL_OK;
   });
 }
@@ -136,8 +135,7 @@ mpl_status mpl_copy_run(const mpl_list *destination, const mpl_list *source, siz
       streams.back().staff(crew);
     }
     crew.run();
-    collect(
-        *source, [&](size_t i) -> const Outcome & { return streams[i].outcome(); }, next_batch, result);
+    collect(*source, [&](size_t i) -> const Outcome & { return streams[i].outcome(); }, next_batch, result);
     return MPL_OK;
   });
 }

@@ -107,6 +107,7 @@ TEST_F(GreeterTest, AReplayedProofIsRefused) {
   greet_raw_client(far());
   ASSERT_EQ(exchange("the secret"), MP_OK);
   finished();
+  ASSERT_TRUE(eventually([&] { return accepted_.load(); }));
   const Hello seen_hello = hello_;
   const Proof seen_proof = proof_;
   accepted_ = false;
