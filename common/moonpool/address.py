@@ -15,6 +15,10 @@ _LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?")
 
 
+# Python does not read ints of thousands of digits.
+_PORT_DIGITS_MAX = 20
+
+
 @dataclass(frozen=True)
 class Address:
     """A host and a port. ``str()`` gives the text that `parse_address` reads.
@@ -71,7 +75,7 @@ def parse_address(text: str) -> Address:
 
 def _port(text: str, port: str) -> int:
     # isdecimal() also accepts other scripts' digits; a port is ASCII.
-    if not (port.isascii() and port.isdecimal()) or int(port) > 65535:
+    if not (port.isascii() and port.isdecimal()) or len(port) > _PORT_DIGITS_MAX or int(port) > 65535:
         raise AddressError(f"{text!r}: the port {port!r} is not a number from 0 to 65535", hint="a port such as 7700")
     return int(port)
 

@@ -17,6 +17,8 @@ names the place and the nearest valid choice.
 from __future__ import annotations
 
 import dataclasses
+import math
+import operator
 import os
 import re
 import sys
@@ -42,6 +44,7 @@ T = TypeVar("T")
 # "moonpool-engine" makes MOONPOOL_ENGINE_PORT=tcp://..., which nobody meant as a setting:
 # https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables
 _SERVICE_LINK = re.compile(r"_(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$")
+_BITS_SHOWN = 128
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 
@@ -231,7 +234,7 @@ def _convert(field: dataclasses.Field[Any], hint: Any, value: Any, place: str) -
         shown = "the value" if field.metadata["secret"] else error.message
         raise ConfigError(f"{place}: {shown}", hint=error.hint) from None
     if converted is None:
-        shown = f"a {type(value).__name__}" if field.metadata["secret"] else repr(value)
+        shown = f"a {type(value).__name__}" if field.metadata["secret"] else _written(value, repr)
         raise ConfigError(f"{place} is {shown}", hint=_type_name(hint, unit))
     _check_bounds(field, converted, place)
     return converted
@@ -242,7 +245,11 @@ def _parse(kind: type, unit: Unit | None, text: str) -> Any:
     if kind is str:
         return text
     if kind is bytes:
-        return text.encode()
+        try:
+            # A byte that is no UTF-8 comes out of os.environ as half of a surrogate pair; this puts it back.
+            return text.encode(errors="surrogateescape")
+        except UnicodeEncodeError:
+            return None
     if kind is bool:
         lower = text.strip().lower()
         return True if lower in _TRUE else False if lower in _FALSE else None
@@ -261,11 +268,17 @@ def _check_type(kind: type, value: Any) -> Any:
     if kind is bool or isinstance(value, bool):
         return value if kind is bool and isinstance(value, bool) else None
     if kind is float and isinstance(value, int):
+        # Beyond every float is beyond every bound.
+        if value.bit_length() >= sys.float_info.max_exp:
+            return math.inf if value > 0 else -math.inf
         return float(value)
     if kind is bytes and isinstance(value, (bytearray, memoryview)):
         return bytes(value)
-    if kind is int and not isinstance(value, int) and hasattr(value, "__index__"):
-        return int(value.__index__())
+    if kind is int and not isinstance(value, int):
+        try:
+            return operator.index(value)
+        except TypeError:
+            return None
     return value if isinstance(value, kind) else None
 
 
@@ -294,11 +307,19 @@ def _bounds(field: dataclasses.Field[Any]) -> str:
 def _show(value: Any, field: dataclasses.Field[Any]) -> str:
     if value is None or value is MISSING:
         return "none"
+    if isinstance(value, int) and value.bit_length() > _BITS_SHOWN:
+        return _written(value, str)
     if field.metadata["unit"] == "bytes":
         return format_bytes(value)
     if field.metadata["unit"] == "seconds":
         return format_duration(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _written(value: Any, write: typing.Callable[[Any], str]) -> str:
+    # Python refuses to write out ints of thousands of digits, and nobody would read them.
+    huge = isinstance(value, int) and value.bit_length() > _BITS_SHOWN
+    return f"a number of {value.bit_length()} bits" if huge else write(value)
 
 
 def _variable(component: str, name: str) -> str:

@@ -20,6 +20,10 @@ _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([A-Za-zµ]*)\s*")
 
 
+# Python does not read ints of thousands of digits; 2**64 has 20.
+_DIGITS_MAX = 30
+
+
 def parse_bytes(text: str) -> int:
     """Return the number of bytes that `text` names: ``"4096"``, ``"4KiB"``, ``"1.5MiB"``.
 
@@ -33,6 +37,8 @@ def parse_bytes(text: str) -> int:
     factor = _BYTES.get(unit or "B")
     if factor is None:
         raise ConfigError(f"{text!r} has an unknown unit of size {unit!r}", hint=_size_hint(number, unit))
+    if len(number) > _DIGITS_MAX:
+        raise ConfigError(f"a size of {len(number)} digits is none", hint="a number of bytes, such as 4KiB")
     value = float(number) * factor if "." in number else int(number) * factor
     if value != int(value):
         raise ConfigError(f"{text!r} is not a whole number of bytes", hint=f"{math.ceil(value)}")
