@@ -1,87 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Python arguments as C values: texts, times, columns of numbers, and whole batches. Included by _native.pyx."""
-
-cdef bytes encoded_or_none(object value, str what):
-    return None if value is None else encoded(value, what)
-
-
-cdef bytes encoded(object value, str what):
-    if not isinstance(value, str):
-        raise wrong_type(what, value, "a str")
-    if "\0" in value:
-        raise mistake(MP_INVALID_ARGUMENT, f"{what} has a NUL character in it", "the same text without it")
-    return (<str>value).encode()
-
-
-cdef const char *pointer(bytes value) noexcept:
-    """NULL for None. The pointer lives as long as `value`."""
-    if value is None:
-        return NULL
-    return PyBytes_AS_STRING(value)
-
-
-cdef int64_t nanoseconds(object seconds, str what) except? -2:
-    """None: -1, "until the deadline". Never negative otherwise."""
-    cdef double value
-    if seconds is None:
-        return -1
-    if PyFloat_CheckExact(seconds):
-        value = PyFloat_AS_DOUBLE(seconds)
-    else:
-        try:
-            value = float(seconds) if not isinstance(seconds, (str, bytes)) else float("nan")
-        except TypeError:
-            raise wrong_type(what, seconds, "seconds as a number, or None") from None
-    if not value < 9e9:  # also NaN
-        raise mistake(MP_INVALID_ARGUMENT, f"{what} is {seconds!r}", "a number of seconds, or None for no other bound")
-    return <int64_t>(value * 1e9) if value > 0 else 0
-
-
-cdef int64_t bounded_nanoseconds(object seconds, str what) except? -2:
-    """For waits that nothing else would end."""
-    if seconds is None:
-        raise wrong_type(what, seconds, "a number of seconds")
-    return nanoseconds(seconds, what)
-
-
-cdef uint32_t milliseconds(object seconds, str what) except? 4294967295:
-    """None: 0, "the configured one". A time that passed already becomes the shortest one."""
-    cdef int64_t ns = nanoseconds(seconds, what)
-    if ns < 0:
-        return 0
-    return <uint32_t>min(max((ns + 999_999) // 1_000_000, 1), 4_000_000_000)
-
-
-cdef int64_t exact_int64(object value, str what) except? -2:
-    cdef int overflow = 0
-    cdef int64_t result = PyLong_AsLongLongAndOverflow(value, &overflow)
-    if overflow:
-        raise mistake(MP_OUT_OF_RANGE, f"{what} is {value}, beyond 64 bits", "an offset or length inside the region")
-    return result
-
-
-cdef int64_t clamped_int64(object value) except? -2:
-    # In the list form a number beyond 64 bits spoils its own item only, so it becomes one that no region holds.
-    cdef int overflow = 0
-    cdef int64_t result = PyLong_AsLongLongAndOverflow(value, &overflow)
-    return result if overflow == 0 else INT64_MAX if overflow > 0 else INT64_MIN
-
-
-cdef extern from *:
-    """
-    static inline PyObject *moonpool_new_object(PyTypeObject *kind, PyObject *no_arguments) {
-      return kind->tp_new(kind, no_arguments, nullptr);
-    }
-    """
-    object moonpool_new_object(type kind, tuple no_arguments)
-
-
-cdef inline object new_object(type kind):
-    # What kind.__new__(kind) does, at a third of the cost: every transfer passes here.
-    return moonpool_new_object(kind, empty_tuple)
-
-
-# ------------------------------------------------------------------------------------------------ columns
+"""Columns of numbers, and whole batches of them. Included by _native.pyx."""
 
 cdef struct Column:
     # One of the three number columns of a batch: a scalar that is repeated, or an array.
@@ -101,9 +19,13 @@ cdef int column_fill(Column *column, object value, str what) except -1:
         return column_buffer(column, value, what)
     if isinstance(value, (list, tuple, range)):
         return column_sequence(column, value, what)
-    if hasattr(value, "__index__") and not isinstance(value, bool):
-        return column_scalar(column, exact_int64(value.__index__(), what))
-    raise wrong_type(what, value, "an int, or a one-dimensional array of integers")
+    return column_scalar(column, exact_int64(whole_number(value, what, expected_numbers(value)), what))
+
+
+cdef str expected_numbers(object value):
+    if hasattr(value, "numpy"):
+        return "x.numpy(), which shares the memory of a CPU tensor"
+    return "an int, or a one-dimensional array of integers"
 
 
 cdef int column_scalar(Column *column, int64_t value) except -1:
@@ -116,21 +38,18 @@ cdef int column_scalar(Column *column, int64_t value) except -1:
 
 cdef int column_sequence(Column *column, object values, str what) except -1:
     cdef Py_ssize_t i
-    cdef tuple numbers = tuple(values)
+    cdef tuple numbers
+    try:
+        numbers = tuple(values)
+    except (OverflowError, MemoryError) as cause:  # range(10**30) is easily written
+        raise mistake(MP_NO_MEMORY, f"{what} has more entries than memory can hold", "smaller batches") from cause
     column_reserve(column, len(numbers))
     for i in range(len(numbers)):
         value = numbers[i]
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise wrong_type(f"{what}[{i}]", value, "an int")
-        column.copy[i] = clamped_int64(value.__index__())
+        if not PyLong_CheckExact(value):
+            value = whole_number(value, f"{what}[{i}]", "an int")
+        column.copy[i] = clamped_int64(value)
     return 0
-
-
-cdef void *reserve(size_t count, size_t size) except NULL:
-    cdef void *memory = calloc(max(count, 1), size)
-    if memory == NULL:
-        raise MemoryError()
-    return memory
 
 
 cdef int column_reserve(Column *column, Py_ssize_t count) except -1:
@@ -159,6 +78,11 @@ cdef int column_buffer(Column *column, object value, str what) except -1:
     kind = fmt[0]
     if kind not in b"bBhHiIlLqQnN" or fmt[1] != 0:
         raise wrong_type(f"{what} has elements of format {text(fmt)!r} and", value, expected)
+    if view.itemsize not in (1, 2, 4, 8):
+        raise wrong_type(f"{what} has elements of {view.itemsize} bytes and", value, expected)
+    if view.itemsize == 1 and not hasattr(value, "__array_interface__"):
+        # bytes, a Region, an mmap: memory that was given in the place of numbers would be taken for millions of items.
+        raise wrong_type(f"{what} is raw memory, not numbers: it", value, expected)
     if view.ndim > 1:
         raise mistake(MP_INVALID_ARGUMENT, f"{what} has {view.ndim} dimensions", "a one-dimensional array: x.ravel()")
     cdef bint is_signed = kind in b"bhilqn"
@@ -166,13 +90,15 @@ cdef int column_buffer(Column *column, object value, str what) except -1:
         column_convert(&column.scalar, <const char *>view.buf, 1, 0, view.itemsize, is_signed)
         return column_scalar(column, column.scalar)
     cdef Py_ssize_t count = view.shape[0]
-    if is_signed and view.itemsize == 8 and (view.strides[0] == 8 or count <= 1) and not <uintptr_t>view.buf & 7:
+    # NULL: contiguous. ctypes exports its arrays so although strides were asked for.
+    cdef Py_ssize_t stride = view.strides[0] if view.strides != NULL else view.itemsize
+    if is_signed and view.itemsize == 8 and (stride == 8 or count <= 1) and not <uintptr_t>view.buf & 7:
         column.data = <const int64_t *>view.buf
         column.stride = 1
         column.count = count
         return 0
     column_reserve(column, count)
-    column_convert(column.copy, <const char *>view.buf, count, view.strides[0], view.itemsize, is_signed)
+    column_convert(column.copy, <const char *>view.buf, count, stride, view.itemsize, is_signed)
     return 0
 
 
@@ -372,6 +298,4 @@ cdef uint32_t slot(dict slots, list table, object entry) except? 4294967295:
 cdef int64_t item_number(object value, Py_ssize_t item, str what) except? -2:
     if PyLong_CheckExact(value):
         return clamped_int64(value)
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise wrong_type(f"item {item}: {what}", value, "an int")
-    return clamped_int64(value.__index__())
+    return clamped_int64(whole_number(value, f"item {item}: {what}", "an int"))

@@ -12,10 +12,11 @@ from cpython.buffer cimport (
     PyObject_CheckBuffer, PyObject_GetBuffer)
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
-from cpython.float cimport PyFloat_CheckExact, PyFloat_AS_DOUBLE
+from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_AsDouble, PyFloat_CheckExact
 from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact
+from cpython.number cimport PyIndex_Check, PyNumber_Index
 from cpython.object cimport PyObject
-from cpython.unicode cimport PyUnicode_DecodeUTF8
+from cpython.unicode cimport PyUnicode_AsUTF8String, PyUnicode_DecodeUTF8
 from libc.stdint cimport (
     INT64_MAX, INT64_MIN, int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t,
     uintptr_t)
@@ -77,6 +78,7 @@ cdef object wrong_type(str what, object value, str expected):
     return error_factory(WRONG_TYPE, f"{what} is a {type(value).__name__}", hint=expected)
 
 
+include "_values.pxi"
 include "_arguments.pxi"
 include "_regions.pxi"
 include "_transfers.pxi"
@@ -91,7 +93,7 @@ cdef class Engine:
     cdef readonly str address       # "" when it does not listen
     cdef readonly str incarnation
 
-    def __init__(self, *, str name, str listen, str transports, str require, bytes secret, bint insecure,
+    def __init__(self, *, name, listen, transports, require, bytes secret, bint insecure,
                  uint32_t lanes, uint32_t io_threads, uint64_t slice_bytes, uint32_t spin_us,
                  uint32_t connect_timeout_ms, uint32_t progress_timeout_ms, uint32_t deadline_ms,
                  uint32_t regions_max, uint32_t peers_max, uint32_t notifications_max):
@@ -99,10 +101,10 @@ cdef class Engine:
         cdef mp_error error
         cdef mp_status status
         cdef uint8_t incarnation[16]
-        cdef bytes name_text = encoded(name, "name")
-        cdef bytes transports_text = encoded(transports, "transports")
-        cdef bytes listen_text = encoded_or_none(listen, "listen")
-        cdef bytes require_text = encoded_or_none(require, "require")
+        cdef bytes name_text = encoded(name, "name", MP_CONFIG)
+        cdef bytes transports_text = encoded(transports, "transports", MP_CONFIG)
+        cdef bytes listen_text = encoded_or_none(listen, "listen", MP_ADDRESS)
+        cdef bytes require_text = encoded_or_none(require, "require", MP_CONFIG)
         if self.handle != NULL:
             raise RuntimeError("the engine is open already")
         mp_config_init(&config)
@@ -153,7 +155,7 @@ cdef class Engine:
 
     def allocate(self, type region_type, nbytes, name):
         cdef Region region = new_object(region_type)
-        cdef bytes name_text = encoded_or_none(name, "name")
+        cdef bytes name_text = encoded_or_none(name, "name", MP_INVALID_ARGUMENT)
         cdef const char *name_pointer = pointer(name_text)
         cdef uint64_t size = length(nbytes)
         cdef mp_error error
@@ -161,10 +163,10 @@ cdef class Engine:
         with nogil:
             status = mp_region_allocate(self.handle, size, name_pointer, &region.handle, &error)
         check(status, &error)
-        region.opened(self, name)
+        region.opened(self, name_text)
         return region
 
-    def register_buffer(self, type region_type, memory, name, bint writable):
+    def register_buffer(self, type region_type, memory, name, writable):
         """Holds the buffer of `memory` until the region has let go of it."""
         cdef Region region = new_object(region_type)
         PyObject_GetBuffer(memory, &region.view, PyBUF_STRIDES)
@@ -174,28 +176,28 @@ cdef class Engine:
         self.register_at(region, region.view.buf, region.view.len, name, writable)
         return region
 
-    def register_address(self, type region_type, address, nbytes, name, bint writable, owner):
+    def register_address(self, type region_type, address, nbytes, name, writable, owner):
         """Keeps a reference to `owner` until the region has let go of the memory."""
         cdef Region region = new_object(region_type)
         region.owner = owner
         self.register_at(region, <void *><uintptr_t>address, length(nbytes), name, writable)
         return region
 
-    cdef int register_at(self, Region region, void *address, uint64_t nbytes, object name, bint writable) except -1:
-        cdef bytes name_text = encoded_or_none(name, "name")
+    cdef int register_at(self, Region region, void *address, uint64_t nbytes, object name, object writable) except -1:
+        cdef bytes name_text = encoded_or_none(name, "name", MP_INVALID_ARGUMENT)
         cdef const char *name_pointer = pointer(name_text)
-        cdef uint32_t flags = MP_REGION_WRITABLE if writable else 0
+        cdef uint32_t flags = MP_REGION_WRITABLE if flag(writable, "writable") else 0
         cdef mp_error error
         cdef mp_status status
         with nogil:
             status = mp_region_register(self.handle, address, nbytes, name_pointer, flags, &region.handle, &error)
         check(status, &error)
-        region.opened(self, name)
+        region.opened(self, name_text)
         return 0
 
     def connect(self, type peer_type, address, timeout):
         cdef Peer peer = new_object(peer_type)
-        cdef bytes address_text = encoded(address, "address")
+        cdef bytes address_text = encoded(address, "address", MP_ADDRESS)
         cdef const char *address_pointer = address_text
         cdef uint32_t timeout_ms = milliseconds(timeout, "timeout")
         cdef mp_error error
@@ -234,15 +236,6 @@ cdef class Engine:
 
 cdef str hexadecimal(const uint8_t *incarnation):
     return PyBytes_FromStringAndSize(<const char *>incarnation, 16).hex()
-
-
-cdef uint64_t length(object nbytes) except? 0:
-    if isinstance(nbytes, bool) or not hasattr(nbytes, "__index__"):
-        raise wrong_type("nbytes", nbytes, "a number of bytes as an int")
-    cdef int64_t value = exact_int64(nbytes.__index__(), "nbytes")
-    if value <= 0:
-        raise mistake(MP_OUT_OF_RANGE, f"nbytes is {value}", "at least 1 byte")
-    return value
 
 
 cdef int64_t next_step(int64_t remaining) noexcept:
@@ -309,7 +302,7 @@ cdef class Peer:
 
     def _find_region(self, type remote_type, name, timeout):
         cdef RemoteRegion remote = new_object(remote_type)
-        cdef bytes name_text = encoded(name, "name")
+        cdef bytes name_text = encoded(name, "name", MP_REGION_UNKNOWN)
         cdef const char *name_pointer = name_text
         cdef int64_t remaining = bounded_nanoseconds(timeout, "timeout")
         cdef int64_t step
@@ -362,9 +355,7 @@ def digest(data):
     """Return mp_digest of a contiguous buffer."""
     cdef Py_buffer view
     cdef uint64_t result
-    if not PyObject_CheckBuffer(data):
-        raise wrong_type("data", data, "anything with a contiguous buffer")
-    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    plain_buffer(data, &view, "data", "anything with a contiguous buffer")
     try:
         with nogil:
             result = mp_digest(view.buf, view.len)

@@ -21,9 +21,9 @@ cdef class Region:
     cdef Py_ssize_t uses
     cdef readonly bint released
 
-    cdef int opened(self, Engine engine, str name) except -1:
+    cdef int opened(self, Engine engine, bytes name) except -1:
         self.engine = engine
-        self.name = name
+        self.name = None if name is None else name.decode()
         mp_region_get_info(self.handle, &self.info)
         return 0
 

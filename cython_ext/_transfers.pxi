@@ -8,20 +8,18 @@ cdef struct Options:
     Py_buffer view
 
 
-cdef int options_fill(Options *options, object deadline, object notify, bint digest) except -1:
+cdef int options_fill(Options *options, object deadline, object notify, object digest) except -1:
     cdef int64_t ns
     options.held = False
     options.raw.deadline_ns = 0
     options.raw.notify = NULL
     options.raw.notify_bytes = 0
-    options.raw.digest = digest
+    options.raw.digest = flag(digest, "digest")
     if deadline is not None:
         ns = nanoseconds(deadline, "deadline")
         options.raw.deadline_ns = ns if ns > 0 else -1
     if notify is not None:
-        if not PyObject_CheckBuffer(notify):
-            raise wrong_type("notify", notify, "bytes")
-        PyObject_GetBuffer(notify, &options.view, PyBUF_SIMPLE)
+        plain_buffer(notify, &options.view, "notify", "bytes")
         options.held = True
         # Not NULL for an empty payload: NULL means that there is no notification.
         options.raw.notify = options.view.buf if options.view.len > 0 else &nothing
@@ -77,7 +75,7 @@ def prepare(Engine engine, type plan_type, peer, local, remote, local_offsets, r
     return plan
 
 
-def post(Engine engine, type transfer_type, plan, int op, indices, deadline, notify, bint digest):
+def post(Engine engine, type transfer_type, plan, int op, indices, deadline, notify, digest):
     cdef Transfer transfer = new_object(transfer_type)
     cdef Column column
     cdef Options options
@@ -110,7 +108,7 @@ def post(Engine engine, type transfer_type, plan, int op, indices, deadline, not
 
 
 def submit(Engine engine, type transfer_type, peer, int op, local, remote, local_offsets, remote_offsets, lengths,
-           deadline, notify, bint digest):
+           deadline, notify, digest):
     """Submit one batch. With `remote` None, `local` is a list of tuples."""
     cdef Transfer transfer = new_object(transfer_type)
     cdef Batch batch = Batch()
@@ -165,12 +163,11 @@ cdef class Transfer:
 
     def _wait(self, timeout):
         """Wait until it is no longer running, and return the mp_transfer_state then."""
-        cdef int64_t remaining
+        cdef int64_t remaining = nanoseconds(timeout, "timeout")
         cdef int64_t step
         cdef mp_status status
         self.usable()
         if mp_transfer_get_state(self.handle) == MP_RUNNING:
-            remaining = nanoseconds(timeout, "timeout")
             while remaining != 0:
                 step = next_step(remaining)
                 with nogil:

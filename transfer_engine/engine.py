@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, overload
 from moonpool import _native
 from moonpool.transfer_engine._lifetime import Lifetime, Place
 from moonpool.transfer_engine.errors import ArgumentTypeError, InvalidArgumentError
+from moonpool.transfer_engine.memory import find_memory
 from moonpool.transfer_engine.peers import Peer
-from moonpool.transfer_engine.regions import Region, RemoteRegion, find_memory
+from moonpool.transfer_engine.regions import Region, RemoteRegion
 from moonpool.transfer_engine.settings import EngineSettings
 from moonpool.transfer_engine.transfers import Plan, Transfer
 
@@ -102,11 +103,17 @@ class TransferEngine:
         arguments = dict(options) if name is None else {"name": name, **options}
         if settings is None:
             settings = EngineSettings.load(arguments)
+        elif not isinstance(settings, EngineSettings):
+            raise ArgumentTypeError(
+                f"settings is a {type(settings).__name__}", hint="an EngineSettings, from EngineSettings.load(...)"
+            )
         elif arguments:
             raise InvalidArgumentError(
                 f"settings= was given together with {', '.join(arguments)}",
                 hint="dataclasses.replace(settings, ...) to change single ones",
             )
+        else:
+            settings.check()
         self._settings = settings
         self._native = _native.Engine(**settings.native_arguments())
         self._lifetime = Lifetime(self._native, settings.name, _calling_place())
@@ -239,7 +246,8 @@ class TransferEngine:
             local: the region to copy into, or the list of items.
             remote: the region to copy from.
             local_offsets: bytes from the start of `local`. An int for all items, or one per item: a one-dimensional
-                integer array or anything with such a buffer (int64 is used in place, others are converted), or a list.
+                integer array or anything with such a buffer (int64 is used in place, others are converted; raw memory
+                such as ``bytes`` or a `Region` is refused), or a list.
             remote_offsets: bytes from the start of `remote`, likewise.
             lengths: bytes of each item, likewise. None: all the rest of the source from its offset, which must then be
                 an int.
@@ -446,7 +454,9 @@ def _items(local: Any, local_offsets: Any, remote_offsets: Any, lengths: Any) ->
         ) from None
 
 
-def _op_number(op: str) -> int:
+def _op_number(op: object) -> int:
+    if not isinstance(op, str):
+        raise ArgumentTypeError(f"op is a {type(op).__name__}", hint="'read' or 'write'")
     if op == "read":
         return _READ
     if op == "write":

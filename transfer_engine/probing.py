@@ -46,6 +46,6 @@ def digest(data: Any) -> int:
 
     Raises:
         ArgumentTypeError: `data` has no buffer.
-        BufferError: its buffer is not contiguous.
+        InvalidArgumentError: its buffer is not contiguous.
     """
     return _native.digest(data)

@@ -134,12 +134,30 @@ class EngineSettings:
             TransportUnavailableError: `transports` or `require` names a transport that this build does not have.
         """
         settings = load(cls, "engine", arguments, file=file, environ=environ)
-        settings._check_transports()
-        if settings.listen is not None:
-            parse_address(settings.listen)
-        if settings.secret is not None and not settings.secret:
-            raise ConfigError("secret is empty", hint="the cluster's secret, or no secret at all")
+        settings._check_values()
         return settings
+
+    def check(self) -> None:
+        """Hold settings that were made without `load` (``EngineSettings(...)``, ``replace(...)``) to the same rules.
+
+        Raises:
+            MoonpoolError: as `load` does. Values with units are texts that only `load` reads.
+        """
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        read = load(type(self), "engine", given, environ={})
+        for name, value in given.items():
+            if getattr(read, name) != value:
+                raise ConfigError(
+                    f"setting {name} is a {type(value).__name__}", hint="EngineSettings.load({...}), which converts it"
+                )
+        self._check_values()
+
+    def _check_values(self) -> None:
+        self._check_transports()
+        if self.listen is not None:
+            parse_address(self.listen)
+        if self.secret is not None and not self.secret:
+            raise ConfigError("secret is empty", hint="the cluster's secret, or no secret at all")
 
     def _check_transports(self) -> None:
         known = [transport.name for transport in probe()]
@@ -161,7 +179,7 @@ class EngineSettings:
             "listen": self.listen,
             "transports": "".join(self.transports.split()),
             "require": self.require,
-            "secret": self.secret,
+            "secret": None if self.secret is None else bytes(self.secret),
             "insecure": self.insecure,
             "lanes": self.lanes or 0,
             "io_threads": self.io_threads or 0,

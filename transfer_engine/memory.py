@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finding the memory behind an object that is to be registered."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from typing import Any, Final, NamedTuple
+
+from moonpool.transfer_engine.errors import (
+    ArgumentTypeError,
+    InvalidArgumentError,
+    MoonpoolError,
+    OutOfRangeError,
+    RegionReadOnlyError,
+)
+
+__all__ = ["Memory", "find_memory"]
+
+_ADDRESSES: Final = 1 << 64
+
+
+class Memory(NamedTuple):
+    """Memory to register: either a buffer to hold, or an address with the object that keeps it valid."""
+
+    view: memoryview | None
+    address: int
+    nbytes: int
+    owner: object
+
+
+def find_memory(source: Any, *, writable: bool) -> Memory:
+    """Find the contiguous CPU memory behind `source`.
+
+    Args:
+        source: anything with the buffer protocol or ``__array_interface__``, a CPU tensor of torch, or
+            ``(address, nbytes)``.
+        writable: refuse memory that is read-only.
+
+    Raises:
+        ArgumentTypeError: there is no CPU memory behind it.
+        InvalidArgumentError: it is not contiguous, or empty.
+        RegionReadOnlyError: it is read-only and `writable` is true.
+    """
+    if not isinstance(writable, bool):
+        raise ArgumentTypeError(f"writable is a {type(writable).__name__}", hint="True or False")
+    if isinstance(source, tuple):
+        memory = _from_address(source)
+    elif hasattr(source, "__cuda_array_interface__"):
+        raise _on_device(source, "GPU memory")
+    elif hasattr(source, "data_ptr") and hasattr(source, "element_size"):
+        memory = _from_tensor(source)
+    else:
+        memory = _from_buffer(source, writable) or _from_array_interface(source, writable)
+    if memory.nbytes == 0:
+        raise InvalidArgumentError(f"the {type(source).__name__} to register is empty", hint="at least 1 byte")
+    return memory
+
+
+def _from_address(source: tuple[Any, ...]) -> Memory:
+    if len(source) != 2 or not all(isinstance(number, int) and not isinstance(number, bool) for number in source):
+        raise ArgumentTypeError("a tuple to register is not (address, nbytes)", hint="two ints: (address, nbytes)")
+    address, nbytes = source
+    _check_range(address, nbytes, "the tuple to register")
+    return Memory(None, address, nbytes, None)
+
+
+def _check_range(address: int, nbytes: int, what: str) -> None:
+    if not (0 < address < _ADDRESSES and 0 <= nbytes <= _ADDRESSES - address):
+        # In hexadecimal: Python refuses to write out ints of thousands of digits in decimal.
+        raise OutOfRangeError(
+            f"{what} names {nbytes:#x} bytes at {address:#x}, which is no memory of this process",
+            hint="the address and length of live memory",
+        )
+
+
+def _from_tensor(tensor: Any) -> Memory:
+    # By its methods, so that torch is not imported here.
+    try:
+        device, layout, contiguous = tensor.device.type, str(tensor.layout), tensor.is_contiguous()
+    except (AttributeError, TypeError, RuntimeError) as cause:
+        raise ArgumentTypeError(
+            f"a {type(tensor).__name__} does not tell where its memory lies",
+            cause=str(cause),
+            hint="a dense CPU tensor of torch, or its x.numpy()",
+        ) from cause
+    if device != "cpu":
+        raise _on_device(tensor, f"memory of device {tensor.device}")
+    if layout != "torch.strided":
+        raise InvalidArgumentError(f"the tensor has layout {layout}", hint="a dense tensor: t.to_dense()")
+    if not contiguous:
+        raise _not_contiguous("tensor", "t.contiguous()")
+    return Memory(None, tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor)
+
+
+def _from_buffer(source: Any, writable: bool) -> Memory | None:
+    try:
+        view = memoryview(source)
+    except MoonpoolError:
+        raise  # a region that is released
+    except (TypeError, ValueError, BufferError):
+        # No buffer, or one of a type that the protocol cannot describe, such as numpy.datetime64 or bfloat16.
+        return None
+    if view.format.lstrip("@=<>!") == "O" or getattr(getattr(source, "dtype", None), "hasobject", False):
+        raise _of_objects(source)
+    if writable and view.readonly:
+        raise _read_only(source)
+    if not view.contiguous:
+        raise _not_contiguous(type(source).__name__, "a contiguous copy, such as numpy.ascontiguousarray(x)")
+    return Memory(view, 0, view.nbytes, None)
+
+
+def _from_array_interface(source: Any, writable: bool) -> Memory:
+    # https://numpy.org/doc/stable/reference/arrays.interface.html
+    interface = getattr(source, "__array_interface__", None)
+    if not isinstance(interface, dict):
+        raise ArgumentTypeError(
+            f"a {type(source).__name__} has no memory that can be registered",
+            hint="an object with the buffer protocol or __array_interface__, a CPU tensor, or (address, nbytes)",
+        )
+    kind = type(source).__name__
+    item_bytes = _item_bytes(source, interface.get("typestr"))
+    shape = _whole_numbers(interface.get("shape"), f"the shape in the __array_interface__ of a {kind}")
+    if min(shape, default=0) < 0:
+        raise _malformed(f"the shape in the __array_interface__ of a {kind} is negative")
+    nbytes = math.prod(shape) * item_bytes
+    address, readonly = _address_and_access(kind, interface, nbytes)
+    if writable and readonly:
+        raise _read_only(source)
+    strides = interface.get("strides")
+    if strides is not None:
+        strides = _whole_numbers(strides, f"the strides in the __array_interface__ of a {kind}")
+        if len(strides) != len(shape):
+            raise _malformed(f"the __array_interface__ of a {kind} has {len(shape)} lengths and {len(strides)} strides")
+        # An axis of one element is never stepped along.
+        stepped = zip(shape, strides, _c_strides(shape, item_bytes), strict=True)
+        if nbytes and any(count > 1 and stride != contiguous for count, stride, contiguous in stepped):
+            raise _not_contiguous(kind, "a C-contiguous copy, such as numpy.ascontiguousarray(x)")
+    return Memory(None, address, nbytes, source)
+
+
+def _address_and_access(kind: str, interface: dict[str, Any], nbytes: int) -> tuple[int, bool]:
+    data = interface.get("data")
+    if not isinstance(data, tuple) or len(data) != 2 or not isinstance(data[1], bool):
+        raise ArgumentTypeError(
+            f"the __array_interface__ of a {kind} names no address: its data is not (address, read-only)",
+            hint="its buffer, or a numpy copy",
+        )
+    (address,) = _whole_numbers(data[:1], f"the address in the __array_interface__ of a {kind}")
+    # Both are lawful and would make the region other bytes than those of the array.
+    offset = interface.get("offset")
+    for key, harmless in (
+        ("offset", offset is None or (isinstance(offset, int) and offset == 0)),
+        ("mask", interface.get("mask") is None),
+    ):
+        if not harmless:
+            raise InvalidArgumentError(
+                f"the __array_interface__ of a {kind} has the key {key!r}, which cannot be honoured",
+                hint="numpy.ascontiguousarray(x)",
+            )
+    if nbytes:
+        _check_range(address, nbytes, f"the __array_interface__ of a {kind}")
+    return address, data[1]
+
+
+def _item_bytes(source: Any, typestr: Any) -> int:
+    # "<f8", "<M8[ns]"; numpy counts the length of texts ("<U5") in characters of four bytes.
+    parts = re.match(r"[<>|=]?([A-Za-z])([0-9]{1,18})(?:\[|$)", typestr) if isinstance(typestr, str) else None
+    if parts is None or parts[1] == "t":  # bit fields
+        raise _malformed(f"the __array_interface__ of a {type(source).__name__} has no typestr with a size in bytes")
+    if parts[1] == "O":
+        raise _of_objects(source)
+    return int(parts[2]) * (4 if parts[1] == "U" else 1)
+
+
+def _whole_numbers(values: Any, what: str) -> tuple[int, ...]:
+    if isinstance(values, (tuple, list)) and not any(isinstance(value, bool) for value in values):
+        try:
+            return tuple(map(operator.index, values))
+        except TypeError:
+            pass
+    raise _malformed(f"{what} is not made of ints")
+
+
+def _c_strides(shape: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:
+    return tuple(item_bytes * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def _on_device(source: Any, what: str) -> ArgumentTypeError:
+    return ArgumentTypeError(
+        f"a {type(source).__name__} in {what} cannot be registered: this build moves CPU memory only",
+        hint="a copy in CPU memory, such as t.cpu() or a pinned host buffer",
+    )
+
+
+def _of_objects(source: Any) -> ArgumentTypeError:
+    return ArgumentTypeError(
+        f"a {type(source).__name__} of Python objects cannot be registered: its bytes are addresses of this process",
+        hint="an array of numbers",
+    )
+
+
+def _malformed(message: str) -> ArgumentTypeError:
+    return ArgumentTypeError(message, hint="https://numpy.org/doc/stable/reference/arrays.interface.html")
+
+
+def _read_only(source: Any) -> RegionReadOnlyError:
+    return RegionReadOnlyError(
+        f"the {type(source).__name__} to register is read-only",
+        hint="writable=False when peers shall only read it, or memory that can be written, such as a bytearray",
+    )
+
+
+def _not_contiguous(kind: str, hint: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"the {kind} to register is not contiguous", hint=hint)
