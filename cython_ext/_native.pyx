@@ -22,6 +22,8 @@ from libc.stdint cimport (
     uintptr_t)
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, strlen
+from posix.types cimport pid_t
+from posix.unistd cimport getpid
 
 from moonpool_engine cimport *
 
@@ -81,6 +83,7 @@ cdef object wrong_type(str what, object value, str expected):
 include "_values.pxi"
 include "_arguments.pxi"
 include "_regions.pxi"
+include "_peers.pxi"
 include "_transfers.pxi"
 
 
@@ -92,6 +95,7 @@ cdef class Engine:
     cdef mp_engine *handle
     cdef readonly str address       # "" when it does not listen
     cdef readonly str incarnation
+    cdef pid_t process
 
     def __init__(self, *, name, listen, transports, require, bytes secret, bint insecure,
                  uint32_t lanes, uint32_t io_threads, uint64_t slice_bytes, uint32_t spin_us,
@@ -130,6 +134,7 @@ cdef class Engine:
         with nogil:
             status = mp_engine_open(&config, &self.handle, &error)
         check(status, &error)
+        self.process = getpid()
         self.address = text(mp_engine_address(self.handle))
         mp_engine_incarnation(self.handle, incarnation)
         self.incarnation = hexadecimal(incarnation)
@@ -151,6 +156,7 @@ cdef class Engine:
         check(status, &error)
 
     def stats_json(self):
+        same_process(self)
         return json_text(self.handle)
 
     def allocate(self, type region_type, nbytes, name):
@@ -225,6 +231,7 @@ cdef class Engine:
             if remaining == 0:
                 return None
         if status != MP_OK:
+            same_process(self)
             raise mistake(status, "waiting for notifications", "an engine that is open")
         try:
             return (
@@ -232,6 +239,14 @@ cdef class Engine:
                 PyBytes_FromStringAndSize(<char *>notification.payload, notification.payload_bytes))
         finally:
             mp_notification_clear(&notification)
+
+
+cdef inline int same_process(Engine engine) except -1:
+    # For what the C face answers in other words than MP_FORKED: "{}", no regions, a closed peer.
+    if engine.process != getpid():
+        raise mistake(MP_FORKED, "this engine was made before the process forked",
+                      "make a new engine in the child, or start workers with the spawn method")
+    return 0
 
 
 cdef str hexadecimal(const uint8_t *incarnation):
@@ -244,109 +259,6 @@ cdef int64_t next_step(int64_t remaining) noexcept:
 
 cdef int64_t after_step(int64_t remaining, int64_t step) noexcept:
     return -1 if remaining < 0 else remaining - step
-
-
-# ------------------------------------------------------------------------------------------------ peers
-
-@cython.no_gc_clear
-cdef class Peer:
-    """An mp_peer."""
-
-    cdef mp_peer *handle
-    cdef Engine engine
-
-    def __dealloc__(self):
-        cdef mp_peer *handle = self.handle
-        if handle != NULL:
-            with nogil:
-                mp_peer_free(handle)
-
-    cdef int usable(self) except -1:
-        if self.handle == NULL:
-            raise wrong_type("peer", self, "a Peer, from engine.connect()")
-        return 0
-
-    def _info(self):
-        """Return (state, incarnation, name, address, path, regions)."""
-        cdef mp_peer_info info
-        self.usable()
-        with nogil:
-            mp_peer_get_info(self.handle, &info)
-        return (info.state, hexadecimal(info.incarnation), text(info.name), text(info.address), text(info.path),
-                info.regions)
-
-    def _label(self):
-        """Return "name (host:port)", as mp_error writes it."""
-        cdef mp_peer_info info
-        self.usable()
-        with nogil:
-            mp_peer_get_info(self.handle, &info)
-        return f"{text(info.name)} ({text(info.address)})"
-
-    def _ensure(self, timeout):
-        cdef uint32_t timeout_ms = milliseconds(timeout, "timeout")
-        cdef mp_error error
-        cdef mp_status status
-        self.usable()
-        with nogil:
-            status = mp_peer_ensure(self.handle, timeout_ms, NULL, NULL, &error)
-        check(status, &error)
-
-    def _close(self):
-        cdef mp_error error
-        cdef mp_status status
-        self.usable()
-        with nogil:
-            status = mp_peer_close(self.handle, &error)
-        check(status, &error)
-
-    def _find_region(self, type remote_type, name, timeout):
-        cdef RemoteRegion remote = new_object(remote_type)
-        cdef bytes name_text = encoded(name, "name", MP_REGION_UNKNOWN)
-        cdef const char *name_pointer = name_text
-        cdef int64_t remaining = bounded_nanoseconds(timeout, "timeout")
-        cdef int64_t step
-        cdef mp_error error
-        cdef mp_status status
-        self.usable()
-        while True:
-            step = next_step(remaining)
-            with nogil:
-                status = mp_peer_find_region(self.handle, name_pointer, step, &remote.raw, &error)
-            if status != MP_REGION_UNKNOWN and status != MP_WAIT_TIMEOUT:
-                break
-            PyErr_CheckSignals()
-            remaining = after_step(remaining, step)
-            if remaining == 0:
-                break
-        check(status, &error)
-        return remote
-
-    def _list_regions(self, type remote_type):
-        """Return every named region the peer has announced, ordered by name."""
-        cdef size_t capacity = 0
-        cdef size_t count
-        cdef mp_remote_region *found
-        cdef RemoteRegion remote
-        cdef list result = []
-        self.usable()
-        with nogil:
-            count = mp_peer_list_regions(self.handle, NULL, 0)
-        while True:
-            # Others may be announced between the two calls.
-            capacity = count + 16
-            found = <mp_remote_region *>reserve(capacity, sizeof(mp_remote_region))
-            try:
-                with nogil:
-                    count = mp_peer_list_regions(self.handle, found, capacity)
-                if count <= capacity:
-                    for i in range(count):
-                        remote = new_object(remote_type)
-                        remote.raw = found[i]
-                        result.append(remote)
-                    return result
-            finally:
-                free(found)
 
 
 # ------------------------------------------------------------------------------------------------ free functions

@@ -159,7 +159,13 @@ cdef class Transfer:
     def _state_now(self):
         """Return the mp_transfer_state of now."""
         self.usable()
-        return <int>mp_transfer_get_state(self.handle)
+        return self.state_here()
+
+    cdef int state_here(self) except -1:
+        cdef int state = mp_transfer_get_state(self.handle)
+        if state == MP_FAILED:  # also in a forked child, where it stays so
+            same_process(self.peer.engine)
+        return state
 
     def _wait(self, timeout):
         """Wait until it is no longer running, and return the mp_transfer_state then."""
@@ -176,7 +182,7 @@ cdef class Transfer:
                     break
                 PyErr_CheckSignals()
                 remaining = after_step(remaining, step)
-        return <int>mp_transfer_get_state(self.handle)
+        return self.state_here()
 
     def _cancel(self, timeout):
         """Stop it, wait until it is settled, and return the mp_transfer_state then."""
@@ -194,7 +200,7 @@ cdef class Transfer:
             remaining = after_step(remaining, step)
             if remaining == 0:
                 break
-        return <int>mp_transfer_get_state(self.handle)
+        return self.state_here()
 
     def _set_eventfd(self, int fd):
         cdef mp_status status
@@ -202,6 +208,7 @@ cdef class Transfer:
         with nogil:
             status = mp_transfer_set_eventfd(self.handle, fd)
         if status != MP_OK:
+            same_process(self.peer.engine)
             raise mistake(status, f"setting descriptor {fd}", "an eventfd, or -1")
 
     def _failure(self):
@@ -215,6 +222,7 @@ cdef class Transfer:
     def _status_bytes(self):
         """Return one mp_status per item, one byte each."""
         self.usable()
+        same_process(self.peer.engine)
         cdef size_t count = mp_transfer_count(self.handle)
         cdef bytes result = PyBytes_FromStringAndSize(NULL, count)
         cdef uint8_t *target = <uint8_t *>PyBytes_AS_STRING(result)
@@ -225,6 +233,7 @@ cdef class Transfer:
     def _digest_bytes(self):
         """Return one uint64 per item, or None when digests were not asked for."""
         self.usable()
+        same_process(self.peer.engine)
         cdef size_t count = mp_transfer_count(self.handle)
         cdef bytes result = PyBytes_FromStringAndSize(NULL, count * sizeof(uint64_t))
         cdef uint64_t *target = <uint64_t *>PyBytes_AS_STRING(result)

@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 import weakref
 from typing import TYPE_CHECKING
+
+from moonpool.transfer_engine.errors import ForkedError
 
 if TYPE_CHECKING:
     from moonpool.transfer_engine.transfers import Transfer
@@ -50,7 +53,9 @@ class Waker:
         """Stop waiting for `transfer`; return the futures that did."""
         # Taken back even from a transfer that has ended: the core may not have written yet, and once this returns it
         # never will. Otherwise a write could hit a descriptor that was closed and given out again.
-        transfer._set_eventfd(-1)
+        # In a forked child nothing of the core runs, so there is nothing to take back.
+        with contextlib.suppress(ForkedError):
+            transfer._set_eventfd(-1)
         with _lock:
             del transfer._waker
         futures = self._waiting.pop(transfer)

@@ -94,7 +94,8 @@ class TransferEngine:
 
     A context manager. Close it: an engine that was not is closed when it is collected or the interpreter ends, with a
     `ResourceWarning` that names the place it was made. All methods are thread-safe. In a forked child every method
-    raises `ForkedError`, except `close`, which only drops what the child inherited.
+    raises `ForkedError`, also those of its peers and transfers, except `close`, which only drops what the child
+    inherited.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from moonpool import _native
-from moonpool.transfer_engine.errors import ArgumentTypeError, RegionNotFoundError
+from moonpool.transfer_engine.errors import ArgumentTypeError, ForkedError, RegionNotFoundError
 from moonpool.transfer_engine.regions import RemoteRegion
 
 if TYPE_CHECKING:
@@ -97,7 +97,10 @@ class Peer(_native.Peer):
         self._ensure(timeout)
 
     def close(self) -> None:
-        """End the connection. Transfers that are running fail with `ClosedError`. Calling it again does nothing."""
+        """End the connection. Transfers that are running fail with `ClosedError`. Calling it again does nothing.
+
+        Nor does calling it in a forked child: the connection is the parent's.
+        """
         self._close()
 
     def __enter__(self) -> Self:
@@ -107,7 +110,10 @@ class Peer(_native.Peer):
         self.close()
 
     def __repr__(self) -> str:
-        info = _Info(*self._info())
+        try:
+            info = _Info(*self._info())
+        except ForkedError:
+            return "<Peer of the process that forked this one>"
         state = PeerState(info.state).name.lower()
         path = f" over {info.path}" if info.path else ""
         return f"<Peer {info.name!r} at {info.address}{path}, {state}, {info.regions} regions>"

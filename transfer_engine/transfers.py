@@ -12,6 +12,7 @@ from moonpool.transfer_engine.errors import (
     ITEM_STATUSES,
     ArgumentTypeError,
     BatchError,
+    ForkedError,
     InternalError,
     MoonpoolError,
     WaitTimeoutError,
@@ -165,7 +166,11 @@ class Transfer(_native.Transfer):
 
     def __repr__(self) -> str:
         op = "read" if self._op == _native.READ else "write"
-        return f"<Transfer {op} of {len(self)} items, {self.state.name.lower()}, {self.peer!r}>"
+        try:
+            state = self.state.name.lower()
+        except ForkedError:
+            state = "unknown"
+        return f"<Transfer {op} of {len(self)} items, {state}, {self.peer!r}>"
 
     def _exception(self, state: int) -> MoonpoolError:
         if state == _RUNNING:
