@@ -6,6 +6,8 @@ Every native call that can block or do work runs without the GIL. Calls that onl
 giving it up would cost more than they do.
 """
 
+import threading
+
 cimport cython
 from cpython.buffer cimport (
     PyBUF_FORMAT, PyBUF_SIMPLE, PyBUF_STRIDES, PyBuffer_FillInfo, PyBuffer_IsContiguous, PyBuffer_Release,
@@ -16,6 +18,7 @@ from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_AsDouble, PyFloat_CheckExa
 from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact
 from cpython.number cimport PyIndex_Check, PyNumber_Index
 from cpython.object cimport PyObject
+from cpython.pythread cimport PyThread_get_thread_ident
 from cpython.unicode cimport PyUnicode_AsUTF8String, PyUnicode_DecodeUTF8
 from libc.stdint cimport (
     INT64_MAX, INT64_MIN, int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t,
@@ -206,12 +209,17 @@ cdef class Engine:
         cdef bytes address_text = encoded(address, "address", MP_ADDRESS)
         cdef const char *address_pointer = address_text
         cdef uint32_t timeout_ms = milliseconds(timeout, "timeout")
+        cdef list raised = []
+        cdef mp_interrupt interrupt = interrupt_of_this_thread()
         cdef mp_error error
         cdef mp_status status
-        with nogil:
-            status = mp_peer_connect(self.handle, address_pointer, timeout_ms, NULL, NULL, &peer.handle, &error)
-        check(status, &error)
         peer.engine = self
+        with nogil:
+            status = mp_peer_connect(
+                self.handle, address_pointer, timeout_ms, interrupt, <void *>raised, &peer.handle, &error)
+        if raised:
+            raise raised[0]
+        check(status, &error)
         return peer
 
     def take_notification(self, timeout):

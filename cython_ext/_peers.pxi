@@ -2,6 +2,24 @@
 """Peers, and the calls that wait for one. Included by _native.pyx."""
 
 
+cdef int32_t run_signal_handlers(void *raised) noexcept with gil:
+    """An mp_interrupt: put what a signal handler raised into the list `raised`."""
+    try:
+        PyErr_CheckSignals()
+    except BaseException as error:
+        (<list>raised).append(error)
+        return 1
+    return 0
+
+
+cdef mp_interrupt interrupt_of_this_thread():
+    # Python runs signal handlers in its main thread only. The others need not take the GIL in the middle of the core,
+    # which for daemon threads would be the end while the interpreter ends.
+    if PyThread_get_thread_ident() == threading.main_thread().ident:
+        return run_signal_handlers
+    return NULL
+
+
 @cython.no_gc_clear
 cdef class Peer:
     """An mp_peer."""
@@ -39,13 +57,19 @@ cdef class Peer:
         return f"{text(info.name)} ({text(info.address)})"
 
     def _ensure(self, timeout):
-        cdef uint32_t timeout_ms = milliseconds(timeout, "timeout")
+        self.connect_again(milliseconds(timeout, "timeout"))
+
+    cdef int connect_again(self, uint32_t timeout_ms) except -1:
+        cdef list raised = []
+        cdef mp_interrupt interrupt = interrupt_of_this_thread()
         cdef mp_error error
         cdef mp_status status
         self.usable()
         with nogil:
-            status = mp_peer_ensure(self.handle, timeout_ms, NULL, NULL, &error)
-        check(status, &error)
+            status = mp_peer_ensure(self.handle, timeout_ms, interrupt, <void *>raised, &error)
+        if raised:
+            raise raised[0]
+        return check(status, &error)
 
     def _close(self):
         cdef mp_error error
@@ -63,11 +87,17 @@ cdef class Peer:
         cdef const char *name_pointer = name_text
         cdef int64_t remaining = bounded_nanoseconds(timeout, "timeout")
         cdef int64_t step
+        cdef mp_peer_info info
         cdef mp_error error
         cdef mp_status status
-        self.usable()
         while True:
+            self.usable()
             step = next_step(remaining)
+            with nogil:
+                mp_peer_get_info(self.handle, &info)
+            if info.state != MP_PEER_READY:
+                # As the next call would by itself, but that one cannot be interrupted.
+                self.connect_again(0)
             with nogil:
                 status = mp_peer_find_region(self.handle, name_pointer, step, &remote.raw, &error)
             if status != MP_REGION_UNKNOWN and status != MP_WAIT_TIMEOUT:

@@ -93,6 +93,80 @@ def test_objects_in_cycles_are_collected_in_any_order() -> None:
     assert out == ""
 
 
+def interrupt(program: str) -> None:
+    """Run `program`, press Ctrl-C once it says that it waits, and see it end in order."""
+    # A shell that starts the tests in the background makes them, and all their children, ignore it.
+    begin = PRELUDE + "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    with subprocess.Popen(
+        [sys.executable, "-c", begin + textwrap.dedent(program)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "waiting\n"
+            os.kill(process.pid, signal.SIGINT)
+            assert process.stdout.readline() == "interrupted\n"
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "engine.connect(silent)",
+        "peer.ensure()",
+        "peer.regions['kv']",
+        "peer.regions.wait('other', 1000.0)",
+    ],
+)
+def test_ctrl_c_ends_a_wait_for_a_connection(call: str) -> None:
+    """A host that accepts and never answers, and the longest time-out there is."""
+    program = f"""
+    import socket
+    listener = socket.create_server(("127.0.0.1", 0))
+    silent = "127.0.0.1:%d" % listener.getsockname()[1]
+    with TransferEngine(listen=None, transports="tcp", connect_timeout=86_400.0) as engine:
+        if "peer" in {call!r}:
+            with TransferEngine("server", transports="tcp") as server:
+                address = server.address
+                peer = engine.connect(address)
+            while peer.state is PeerState.READY:
+                pass
+            host, port = address.split(":")
+            silent_again = socket.create_server((host, int(port)))
+        try:
+            print("waiting", flush=True)
+            {call}
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+    """
+    interrupt(program)
+
+
+def test_what_a_signal_handler_raises_ends_a_wait_for_a_connection() -> None:
+    out = run(
+        """
+    import signal, socket
+    listener = socket.create_server(("127.0.0.1", 0))
+    class Enough(Exception):
+        pass
+    def enough(*_):
+        raise Enough
+    seen = []
+    signal.signal(signal.SIGUSR1, lambda *_: seen.append(1))
+    signal.signal(signal.SIGALRM, enough)
+    with TransferEngine(listen=None, transports="tcp", connect_timeout=86_400.0) as engine:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        try:
+            engine.connect("127.0.0.1:%d" % listener.getsockname()[1])
+        except Enough:
+            print("ended", seen)
+    """
+    )
+    assert out == "ended [1]\n"
+
+
 def test_ctrl_c_ends_a_wait() -> None:
     """A native wait gives Python the chance to run its signal handlers."""
     program = """
@@ -103,11 +177,4 @@ def test_ctrl_c_ends_a_wait() -> None:
         except KeyboardInterrupt:
             print("interrupted", flush=True)
     """
-    with subprocess.Popen(
-        [sys.executable, "-c", PRELUDE + textwrap.dedent(program)], stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "waiting\n"
-        os.kill(process.pid, signal.SIGINT)
-        assert process.stdout.readline() == "interrupted\n"
-        assert process.wait(60) == 0
+    interrupt(program)
