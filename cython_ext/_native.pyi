@@ -90,6 +90,16 @@ class RemoteRegion:
     @property
     def incarnation(self) -> str: ...
 
+def restore_remote_region(
+    remote_type: type[_RemoteT],
+    key: int,
+    nbytes: int,
+    generation: int,
+    flags: int,
+    incarnation: bytes,
+    name: bytes,
+) -> _RemoteT: ...
+
 class Peer:
     def _info(self) -> tuple[int, str, str, str, str, int]: ...
     def _label(self) -> str: ...

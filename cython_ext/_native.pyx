@@ -24,7 +24,7 @@ from libc.stdint cimport (
     INT64_MAX, INT64_MIN, int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t,
     uintptr_t)
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy, strlen
+from libc.string cimport memcpy, memset, strlen
 from posix.types cimport pid_t
 from posix.unistd cimport getpid
 

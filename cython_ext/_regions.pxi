@@ -142,3 +142,28 @@ cdef class RemoteRegion:
     @property
     def incarnation(self):
         return hexadecimal(self.raw.incarnation)
+
+    def __reduce__(self):
+        cdef bytes incarnation = PyBytes_FromStringAndSize(<const char *>self.raw.incarnation, 16)
+        cdef bytes name = self.raw.name
+        return restore_remote_region, (
+            type(self), self.raw.key, self.raw.length, self.raw.generation, self.raw.flags, incarnation, name)
+
+
+def restore_remote_region(type remote_type, uint64_t key, uint64_t nbytes, uint64_t generation, uint32_t flags,
+                          bytes incarnation not None, bytes name not None):
+    """Return the RemoteRegion that was pickled or copied."""
+    cdef RemoteRegion remote
+    cdef mp_remote_region raw
+    if not issubclass(remote_type, RemoteRegion) or len(incarnation) != 16 or len(name) >= sizeof(raw.name):
+        raise mistake(MP_INVALID_ARGUMENT, "this is no RemoteRegion", "peer.regions['name']")
+    memset(&raw, 0, sizeof(raw))
+    raw.key = key
+    raw.length = nbytes
+    raw.generation = generation
+    raw.flags = flags
+    memcpy(raw.incarnation, PyBytes_AS_STRING(incarnation), 16)
+    memcpy(raw.name, PyBytes_AS_STRING(name), len(name))
+    remote = new_object(remote_type)
+    remote.raw = raw
+    return remote

@@ -24,7 +24,7 @@ cdef bytes encoded(object value, str what, int status):
         result = PyUnicode_AsUTF8String(value)
     except UnicodeEncodeError as cause:
         raise mistake(
-            status, f"{what} is {value!a}, which has half of a surrogate pair", "text that UTF-8 can express") from cause
+            status, f"{what} is {value!a}, with half of a surrogate pair", "text that UTF-8 can express") from cause
     if b"\0" in result:
         raise mistake(status, f"{what} has a NUL character in it", "the same text without it")
     return result
@@ -137,8 +137,8 @@ cdef int plain_buffer(object value, Py_buffer *view, str what, str expected) exc
         if isinstance(value, Region):  # it has told why
             raise
         raise mistake(
-            MP_INVALID_ARGUMENT, f"the bytes of {what} cannot be used as they lie: {cause}", "a contiguous copy, bytes(x)"
-        ) from cause
+            MP_INVALID_ARGUMENT, f"the bytes of {what} cannot be used as they lie: {cause}",
+            "a contiguous copy, bytes(x)") from cause
     return 0
 
 

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, overload
 
 from moonpool import _native
 from moonpool.transfer_engine._lifetime import Lifetime, Place
@@ -416,6 +416,11 @@ class TransferEngine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise ArgumentTypeError(
+            "a TransferEngine cannot be copied or pickled", hint="an engine of its own in each process"
+        )
 
     def __repr__(self) -> str:
         where = f"at {self.address}" if self.address else "not listening"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from moonpool import _native
 from moonpool.transfer_engine.errors import ArgumentTypeError, ForkedError, RegionNotFoundError
@@ -108,6 +108,11 @@ class Peer(_native.Peer):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise ArgumentTypeError(
+            "a Peer cannot be copied or pickled", hint="engine.connect(peer.address) in the other process"
+        )
 
     def __repr__(self) -> str:
         try:

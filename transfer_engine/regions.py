@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from moonpool import _native
 from moonpool.transfer_engine.errors import ArgumentTypeError
 
@@ -54,6 +56,11 @@ class Region(_native.Region):
         self._withdraw()
         self._registry.pop(self.id, None)
 
+    def __reduce__(self) -> NoReturn:
+        raise ArgumentTypeError(
+            "a Region cannot be copied or pickled", hint="peer.regions['name'] in the other process, or bytes(region)"
+        )
+
     def __repr__(self) -> str:
         name = f"{self.name!r} " if self.name is not None else ""
         kind = "allocated" if self.allocated else "registered"
@@ -63,6 +70,9 @@ class Region(_native.Region):
 
 class RemoteRegion(_native.RemoteRegion):
     """A handle on a region of a peer, from ``peer.regions[name]``. It is a value: it holds nothing open.
+
+    It can be compared, hashed, copied and pickled. Any engine that is connected to the same peer can use it, also one
+    in another process. Whoever has the handle and the cluster secret can reach the region, so treat it as the secret.
 
     It names the incarnation of the peer that owned the region. After a restart of the peer, transfers with an old
     handle fail with `RegionStaleError`; look the name up again.

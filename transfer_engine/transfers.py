@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from moonpool import _native
 from moonpool.transfer_engine.errors import (
@@ -58,6 +58,9 @@ class Plan(_native.Plan):
 
     def __init__(self) -> None:
         raise ArgumentTypeError("a Plan cannot be made directly", hint="engine.prepare(...)")
+
+    def __reduce__(self) -> NoReturn:
+        raise ArgumentTypeError("a Plan cannot be copied or pickled", hint="engine.prepare(...) in the other process")
 
     def __repr__(self) -> str:
         return f"<Plan of {len(self)} items with {self.peer!r}>"
@@ -163,6 +166,11 @@ class Transfer(_native.Transfer):
         if not self.done():
             yield from ended(self).__await__()
         return self.wait(0.0)
+
+    def __reduce__(self) -> NoReturn:
+        raise ArgumentTypeError(
+            "a Transfer cannot be copied or pickled", hint="its transfer.statuses, which are bytes, or transfer.error"
+        )
 
     def __repr__(self) -> str:
         op = "read" if self._op == _native.READ else "write"

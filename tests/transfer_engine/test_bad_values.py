@@ -180,7 +180,7 @@ def test_tensors_are_told_the_way(local: Pair) -> None:
 
 
 def test_arrays_of_ctypes_are_arrays_of_integers(pair: Pair) -> None:
-    """ctypes exports them without strides."""
+    """Ctypes exports them without strides."""
     fill(pair.region)
     offsets = (ctypes.c_int64 * 2)(64, 128)
     pair.client.read(pair.peer, pair.local, pair.remote, offsets, (ctypes.c_uint32 * 2)(0, 8), 8).wait()
@@ -347,7 +347,7 @@ def test_an_operation_of_a_wrong_type(local: Pair, op: Any) -> None:
         {"lanes": np.arange(2)},
         {"listen": "127.0.0.1:" + "9" * 5000},
     ],
-    ids=lambda options: "-".join(options),
+    ids="-".join,
 )
 def test_settings_beyond_all_bounds(options: dict[str, Any]) -> None:
     with pytest.raises((ConfigError, AddressError)) as caught:

@@ -152,7 +152,9 @@ def test_a_child_leaves_a_with_statement_in_silence() -> None:
     assert out == ""
 
 
-@pytest.mark.parametrize("leave", ["sys.exit(0)", "raise asyncio.CancelledError", "del loop; gc.collect(); os._exit(0)"])
+@pytest.mark.parametrize(
+    "leave", ["sys.exit(0)", "raise asyncio.CancelledError", "del loop; gc.collect(); os._exit(0)"]
+)
 def test_a_child_of_an_awaiting_process_leaves_in_silence(leave: str) -> None:
     """The loop, with its descriptor and its waiting tasks, goes with the child."""
     out = run(

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import socket
 import threading
 from typing import Any
@@ -67,6 +69,45 @@ def test_handles_are_values(pair: Pair) -> None:
     assert pair.peer.regions.wait("other", 90.0) != again
     assert again != "kv"
     assert (again.key, again.generation) == (pair.region.key, pair.region.generation)
+
+
+@pytest.mark.parametrize(
+    "again", [copy.copy, copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))], ids=["copy", "deep", "pickle"]
+)
+def test_handles_are_copied_and_pickled_as_values(pair: Pair, again: Any) -> None:
+    fill(pair.region)
+    constant = pair.server.register(bytes(64), name="x" * 255, writable=False)
+    for remote in (pair.remote, pair.peer.regions.wait("x" * 255, 90.0)):
+        other = again(remote)
+        assert type(other) is RemoteRegion
+        assert other == remote
+        assert (other.name, other.nbytes, other.writable) == (remote.name, remote.nbytes, remote.writable)
+        assert repr(other) == repr(remote)
+    pair.client.read(pair.peer, pair.local, again(pair.remote)).wait()
+    assert bytes(pair.local) == pattern(pair.local.nbytes)
+    constant.release()
+
+
+def test_a_damaged_handle_is_refused(pair: Pair) -> None:
+    restore, (kind, *numbers, incarnation, name) = pair.remote.__reduce__()  # type: ignore[misc]
+    for arguments in (
+        (object, *numbers, incarnation, name),
+        (kind, *numbers, incarnation[:15], name),
+        (kind, *numbers, incarnation, bytes(256)),
+    ):
+        with pytest.raises(InvalidArgumentError):
+            restore(*arguments)  # type: ignore[operator]
+
+
+def test_what_lives_in_this_process_cannot_be_copied(pair: Pair) -> None:
+    plan = pair.client.prepare(pair.peer, pair.local, pair.remote, 0, 0, 64)
+    transfer = pair.client.post(plan)
+    for each in (pair.client, pair.local, pair.peer, plan, transfer):
+        for call in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(ArgumentTypeError, match=f"a {type(each).__name__} cannot be copied") as caught:
+                call(each)
+            assert caught.value.hint
+    transfer.wait()
 
 
 @pytest.mark.parametrize(("asked", "hint"), [("kv-layer", "'kv-layers'"), ("nothing", "one of 'kv', 'kv-layers'")])
