@@ -263,15 +263,7 @@ Error Peer::on_sync() {
   }
   // The peer tore down our earlier session before it answered (or it is a new process): nothing of it writes any more.
   settle(std::move(orphans));
-  for (const auto &transfer : waiting) {
-    if (transfer->target_incarnation != incarnation) {
-      transfer->fail(describe(make_error(MP_REGION_STALE, "the peer was restarted; its regions are new ones",
-                                         "look the region up again: peer.regions[name]"),
-                              "tcp"));
-    } else {
-      submit(transfer);
-    }
-  }
+  for (const auto &transfer : waiting) submit(transfer);
   return {};
 }
 

@@ -11,11 +11,13 @@ namespace moonpool {
 void Peer::submit(const std::shared_ptr<Transfer> &transfer) {
   std::shared_ptr<Link> link;
   Error error;
+  bool stale = false;
   {
     std::lock_guard lock(mutex_);
     switch (state_) {
       case State::kReady:
         link = link_;
+        stale = transfer->target_incarnation != incarnation_;
         break;
       case State::kClosed:
         error = last_error_;
@@ -33,6 +35,12 @@ void Peer::submit(const std::shared_ptr<Transfer> &transfer) {
           return;
         }
     }
+  }
+  // The peer may have come back as another one since the handles were checked, or since a plan was made.
+  if (stale) {
+    return transfer->fail(describe(make_error(MP_REGION_STALE, "the peer was restarted; its regions are new ones",
+                                              "look the region up again: peer.regions[name]"),
+                                   "tcp"));
   }
   if (link == nullptr) return transfer->fail(error);
   transfer->set_link(link);
@@ -90,7 +98,8 @@ void Peer::orphan(std::vector<Work> work, const Error &cause) {
   std::vector<Orphan> orphans;
   orphans.push_back({std::move(work), cause});
   std::unique_lock lock(mutex_);
-  if (state_ == State::kClosed) {
+  // Ready means connected anew, since only the link of a lost connection leaves work behind.
+  if (state_ == State::kClosed || state_ == State::kReady) {
     lock.unlock();
     return settle(std::move(orphans));
   }
