@@ -64,7 +64,9 @@ void TcpLink::submit(const std::shared_ptr<Transfer> &transfer) {
     return;
   }
   if (single) {
-    lane_for_small().submitted();
+    TcpLane &lane = lane_for_small();
+    lane.submitted();
+    if (!lane.ready()) wake_lanes(1);  // it broke since it was chosen
   } else {
     wake_lanes(std::max<uint64_t>(transfer->bytes / slice, descs / kDescsPerFrame) + 1);
   }
@@ -85,8 +87,10 @@ TcpLane &TcpLink::lane_for_small() {
 
 void TcpLink::wake_lanes(size_t n) {
   const uint32_t first = round_robin_.fetch_add(1);
-  for (size_t i = 0; i < std::min(n, lanes_.size()); ++i) {
+  for (size_t i = 0; i < lanes_.size() && n > 0; ++i) {
     const std::shared_ptr<TcpLane> &lane = lanes_[(first + i) % lanes_.size()];
+    if (!lane->ready()) continue;  // looks at the queue by itself as soon as it is connected
+    --n;
     lane->io().post([weak = std::weak_ptr<TcpLane>(lane)] {
       if (auto self = weak.lock()) self->kick();
     });
@@ -115,6 +119,8 @@ void TcpLink::lane_cut(uint64_t lane_id, std::vector<Work> work, const Error &ca
   std::vector<Work> writes(std::make_move_iterator(first_write), std::make_move_iterator(work.end()));
   work.erase(first_write, work.end());
   retry(std::move(work), error);
+  // Others may have counted on the lane to take what is queued.
+  if (has_work()) wake_lanes(lanes_.size());
   if (writes.empty()) return;
   bool settled;
   {
