@@ -4,13 +4,8 @@
 #include <future>
 
 #include "support_engine.hpp"
+#include "support_peek.hpp"
 #include "support_raw.hpp"
-
-#if defined(__SANITIZE_THREAD__)
-#define UNINSTRUMENTED __attribute__((no_sanitize_thread))
-#else
-#define UNINSTRUMENTED
-#endif
 
 namespace moonpool {
 namespace {
@@ -19,9 +14,6 @@ using namespace moonpool::testing;
 
 constexpr uint64_t kBytes = 8u << 20;
 constexpr uint64_t kHalf = kBytes / 2;
-
-// Looks at memory that an I/O thread is writing. A race by intent: it is how a test knows how far a frame has come.
-UNINSTRUMENTED uint8_t peek(const volatile uint8_t *byte) { return *byte; }
 
 class EngineRelease : public ::testing::Test {
  protected:

@@ -104,6 +104,25 @@ std::optional<Response> receive_response(int lane) {
 
 // ---------------------------------------------------------------- server
 
+std::optional<Request> receive_request(int lane) {
+  Request request;
+  if (!receive_struct(lane, &request.header)) return {};
+  request.descs.resize(request.header.desc_count);
+  if (!receive_all(lane, request.descs.data(), request.descs.size() * sizeof(wire::WireDesc))) return {};
+  if (request.header.op == MP_READ) return request;
+  request.payload.resize(request.header.payload_bytes);
+  if (!receive_all(lane, request.payload.data(), request.payload.size())) return {};
+  return request;
+}
+
+bool answer(int lane, const Request &request, uint8_t fill) {
+  const bool read = request.header.op == MP_READ;
+  const uint64_t bytes = read ? request.header.payload_bytes : 0;
+  const wire::ResponseHeader header{wire::kResponseMagic, 0, {}, 0, 0, request.header.id, bytes};
+  const Bytes payload(bytes, fill);
+  return send_struct(lane, header) && send_all(lane, payload.data(), payload.size());
+}
+
 RawServer::RawServer(uint64_t region_bytes) : region_bytes_(region_bytes), listener_(listen_on_loopback(&port_)) {
   thread_ = std::thread([this] { serve(); });
 }

@@ -69,6 +69,16 @@ struct Response {
 };
 std::optional<Response> receive_response(int lane);
 
+// The other side of the same: a request with the payload of a write, and a good answer to it. A read is answered with
+// bytes of `fill`.
+struct Request {
+  wire::RequestHeader header{};
+  std::vector<wire::WireDesc> descs;
+  Bytes payload;
+};
+std::optional<Request> receive_request(int lane);
+bool answer(int lane, const Request &request, uint8_t fill = 0);
+
 // A target that proves itself, announces one writable region "kv" and then does nothing by itself. Connections are
 // accepted by a thread of its own; the test reads and answers them, or does not.
 class RawServer {

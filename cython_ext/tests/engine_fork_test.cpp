@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A fork in the middle of transfers: the child is told, and holds nothing of the parent open.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "support_engine.hpp"
+
+namespace moonpool {
+namespace {
+
+using namespace moonpool::testing;
+
+constexpr uint64_t kBytes = 8u << 20;
+
+int lowest_free_descriptor() {
+  const int fd = dup(0);
+  close(fd);
+  return fd;
+}
+
+TEST(EngineFork, AChildIsToldAndTheParentGoesOn) {
+  TestEngine target, source;
+  Bytes memory = random_data(kBytes, 1), remote_memory = random_data(kBytes, 2);
+  const RegionHandle remote_region = target.add(remote_memory, "kv"), region = source.add(memory, nullptr);
+  const PeerHandle peer = source.connect(target);
+  const mp_remote_region remote = look_up(peer, "kv");
+  const TransferHandle moving = submit(peer, MP_READ, region, remote, {{0, 0, kBytes}});
+  const int free_before = lowest_free_descriptor();
+
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    // Numbers name the line that failed; an assertion would run in the wrong process.
+    mp_error error;
+    mp_region *out_region = nullptr;
+    mp_peer *out_peer = nullptr;
+    mp_notification notification;
+    mp_remote_region found;
+    int wrong = 0;
+    auto expect_forked = [&wrong, line = 0](int status) mutable {
+      ++line;
+      if (status != MP_FORKED && wrong == 0) wrong = line;
+    };
+    expect_forked(mp_region_allocate(source.get(), 4096, "x", &out_region, &error));
+    expect_forked(mp_region_release(region.get(), &error));
+    expect_forked(mp_peer_connect(source.get(), target.address().c_str(), 100, nullptr, nullptr, &out_peer, &error));
+    expect_forked(mp_peer_ensure(peer.get(), 100, nullptr, nullptr, &error));
+    expect_forked(mp_peer_close(peer.get(), &error));
+    expect_forked(mp_peer_find_region(peer.get(), "kv", 0, &found, &error));
+    expect_forked(mp_transfer_wait(moving.get(), 0));
+    expect_forked(mp_transfer_cancel(moving.get(), 0));
+    expect_forked(mp_notification_take(source.get(), 0, &notification));
+    mp_transfer *out = nullptr;
+    const int64_t zero = 0, length = 8;
+    mp_region *locals[1] = {region.get()};
+    const mp_remote_region *remotes[1] = {&remote};
+    const mp_batch batch{1, &zero, 0, &zero, 0, &length, 0, locals, 1, nullptr, remotes, 1, nullptr};
+    expect_forked(mp_submit(peer.get(), MP_READ, &batch, nullptr, &out, &error));
+    // Those without a status answer too, and do not wait for locks of threads that exist in the parent only.
+    mp_peer_info info;
+    mp_peer_get_info(peer.get(), &info);
+    mp_peer_list_regions(peer.get(), nullptr, 0);
+    mp_transfer_get_error(moving.get(), &error);
+    mp_transfer_get_state(moving.get());
+    uint8_t status = 0;
+    mp_transfer_item_status(moving.get(), &status, 1);
+    mp_engine_stats_json(source.get(), nullptr, 0);
+    // Every socket of the parent is closed here, or a dead parent would look alive to its peers.
+    if (lowest_free_descriptor() >= free_before && wrong == 0) wrong = 50;
+    if (mp_engine_close(source.get(), &error) != MP_OK && wrong == 0) wrong = 51;
+    _exit(wrong);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0) << "which check failed in the child";
+  EXPECT_EQ(finish(moving), MP_COMPLETED);
+  EXPECT_TRUE(memory == remote_memory);
+  EXPECT_EQ(transfer(peer, MP_WRITE, region, remote, {{0, 0, kBytes}}), MP_COMPLETED);
+}
+
+}  // namespace
+}  // namespace moonpool
