@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from moonpool.transfer_engine import Peer, Region
+    from moonpool.transfer_engine.settings import EngineOptions
 
 __all__ = ["MoonpoolLocal", "MoonpoolTcp"]
 
@@ -77,7 +78,7 @@ class _Moonpool(Backend):
             self._lanes = row.work.lanes
             self._memory = row.memory
             # Not given, the environment and the settings file decide.
-            lanes = {} if row.work.lanes is None else {"lanes": row.work.lanes}
+            lanes: EngineOptions = {} if row.work.lanes is None else {"lanes": row.work.lanes}
             self._engine = TransferEngine(
                 _REGION,
                 listen=listen,
