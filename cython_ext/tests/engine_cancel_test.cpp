@@ -55,12 +55,13 @@ class EngineCancel : public ::testing::Test {
   }
 
   const uint32_t lanes_;
+  // Before the engines, since registered memory has to outlive them.
+  Bytes memory_ = random_data(kBytes, 1);
   RawServer target_{kBytes};
   TestEngine source_{[this](mp_config &config) {
     config.slice_bytes = kSlice;
     config.lanes = lanes_;
   }};
-  Bytes memory_ = random_data(kBytes, 1);
   RegionHandle region_;
   PeerHandle peer_;
   mp_remote_region remote_;

@@ -23,10 +23,11 @@ class EngineLanes : public ::testing::Test {
   }
 
   const uint32_t lanes_;
+  // Before the engines, since registered memory has to outlive them.
+  Bytes remote_memory_ = random_data(kBytes, 1), local_memory_ = random_data(kBytes, 2);
   TestEngine target_;
   Proxy proxy_{target_.port()};
   TestEngine source_{[this](mp_config &config) { config.lanes = lanes_; }};
-  Bytes remote_memory_ = random_data(kBytes, 1), local_memory_ = random_data(kBytes, 2);
   RegionHandle remote_region_, local_region_;
   PeerHandle peer_;
   mp_remote_region remote_;

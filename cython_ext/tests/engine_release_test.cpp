@@ -55,8 +55,9 @@ class EngineRelease : public ::testing::Test {
     ASSERT_TRUE(receive_response(lane.get()));
   }
 
-  TestEngine target_;
+  // Before the engine, since registered memory has to outlive it.
   Bytes memory_ = Bytes(kBytes), other_ = random_data(kBytes, 2);
+  TestEngine target_;
   const Bytes ones_ = Bytes(kBytes, 1);
   RegionHandle region_, other_region_;
   RawClient client_{target_.port()};

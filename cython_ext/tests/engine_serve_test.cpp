@@ -26,8 +26,9 @@ class EngineServe : public ::testing::Test {
   }
   int lane() const { return lane_.get(); }
 
-  TestEngine target_;
+  // Before the engines, since registered memory has to outlive them.
   Bytes memory_ = random_data(kBytes, 1), constant_ = random_data(4096, 2);
+  TestEngine target_;
   RegionHandle region_, constant_region_;
   RawClient client_{target_.port()};
   Fd lane_;

@@ -26,9 +26,10 @@ class EngineStall : public ::testing::Test {
   TransferHandle start(mp_op op, int64_t bytes = 4096) { return submit(peer_, op, region_, remote_, {{0, 0, bytes}}); }
 
   static constexpr uint32_t kNever = static_cast<uint32_t>(kPatienceNs / kMillisecond);
+  // Before the engines, since registered memory has to outlive them.
+  Bytes memory_ = random_data(kBytes, 1);
   RawServer target_{kBytes};
   std::unique_ptr<TestEngine> source_;
-  Bytes memory_ = random_data(kBytes, 1);
   RegionHandle region_;
   PeerHandle peer_;
   mp_remote_region remote_;

@@ -35,12 +35,13 @@ class EngineTransfer : public ::testing::TestWithParam<const char *> {
     }
   }
 
+  // Before the engines, since registered memory has to outlive them.
+  Bytes remote_memory_, local_memory_;
   TestEngine target_{[this](mp_config &config) {
     allow(config);
     config.name = "target";
   }};
   TestEngine source_{[this](mp_config &config) { allow(config); }};
-  Bytes remote_memory_, local_memory_;
   RegionHandle remote_region_, local_region_;
   PeerHandle peer_;
   mp_remote_region remote_;

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
 from collections.abc import Callable, Iterator
@@ -16,9 +17,12 @@ def threads() -> set[str]:
 
 def descriptors() -> dict[str, str]:
     """Return what each open descriptor refers to."""
-    # The descriptor of the listing itself is gone by the time it is looked at.
-    entries = [entry for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
-    return {entry.name: str(entry.readlink()) for entry in entries}
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        # Another thread may close one between the listing and the look, and the listing's own is gone by then.
+        with contextlib.suppress(FileNotFoundError):
+            found[entry.name] = str(entry.readlink())
+    return found
 
 
 def sockets() -> int:
