@@ -8,7 +8,7 @@ import contextlib
 import os
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from moonpool.transfer_engine.errors import ForkedError
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from moonpool.transfer_engine.transfers import Transfer
 
 __all__ = ["Waker", "ended"]
+
+_STEP_SECONDS: Final = 0.1
 
 
 class Waker:
@@ -88,8 +90,10 @@ async def ended(transfer: Transfer) -> None:
     if owner is waker:
         await waker.wait(transfer, loop)
     else:
-        # Another loop awaits it already, which is rare enough for a thread. The transfer's deadline bounds the wait.
-        await loop.run_in_executor(None, transfer._wait, None)
+        # Another loop awaits it already, which is rare enough for a thread. In steps: the thread outlives a task that
+        # is cancelled, and its loop cannot be closed before it returns.
+        while not transfer.done():
+            await loop.run_in_executor(None, transfer._wait, _STEP_SECONDS)
 
 
 def _waker_of(loop: asyncio.AbstractEventLoop) -> Waker:

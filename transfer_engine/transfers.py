@@ -73,7 +73,10 @@ class Transfer(_native.Transfer):
     releasing one of its regions is refused. Dropping the last reference to a transfer does not stop it.
 
     ``await transfer`` works in any event loop and is the same as `wait`; when the awaiting task is cancelled the
-    transfer goes on. ``len(transfer)`` is its number of items. Thread-safe.
+    transfer goes on. It is an awaitable, not a coroutine: `asyncio.gather`, `asyncio.wait_for` and
+    `asyncio.ensure_future` take it, `asyncio.create_task` does not.
+
+    ``len(transfer)`` is its number of items. Thread-safe.
     """
 
     __slots__ = ("__weakref__", "_waker")

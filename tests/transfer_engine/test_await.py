@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import threading
 from collections.abc import Iterator
@@ -199,6 +200,28 @@ def test_several_loops_await_one_transfer(slow: tuple[Pair, Relay]) -> None:
     for thread in threads:
         thread.join()
     assert results == [transfer] * 3
+
+
+def test_every_loop_can_leave_a_transfer_that_goes_on(slow: tuple[Pair, Relay]) -> None:
+    pair, network = slow
+    transfer = pair.client.read(pair.peer, pair.local, pair.remote)
+    gave_up: list[int] = []
+
+    async def main(index: int) -> None:
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(transfer, 0.2)
+        gave_up.append(index)
+
+    threads = [threading.Thread(target=lambda index=index: asyncio.run(main(index))) for index in range(3)]
+    for thread in threads:
+        thread.start()
+    # Nothing but giving up ends them: the network is stalled.
+    for thread in threads:
+        thread.join()
+    assert sorted(gave_up) == [0, 1, 2]
+    assert not transfer.done()
+    network.resume()
+    transfer.wait()
 
 
 def test_loops_in_several_threads(pair: Pair) -> None:
