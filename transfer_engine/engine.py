@@ -169,7 +169,8 @@ class TransferEngine:
         """Register memory that exists already. Nothing is copied.
 
         The object is kept alive, and where it has the buffer protocol it cannot be resized, until the region is
-        released or the engine closed.
+        released or the engine closed. A tensor of torch can be: ``resize_`` of one that is registered frees memory that
+        peers still reach, so do not.
 
         Args:
             source: contiguous CPU memory: anything with the buffer protocol or ``__array_interface__``, a CPU tensor of
@@ -399,7 +400,10 @@ class TransferEngine:
     # ---------------------------------------------------------------- state
 
     def stats(self) -> dict[str, Any]:
-        """Return counters and gauges: bytes, operations and errors per path, peers, lanes, regions, notifications."""
+        """Return counters and gauges: bytes, operations and errors per path, peers, lanes, regions, notifications.
+
+        They can be read after `close` too, as can the states of peers and transfers.
+        """
         stats: dict[str, Any] = json.loads(self._native.stats_json())
         return stats
 

@@ -78,20 +78,22 @@ def _check_range(address: int, nbytes: int, what: str) -> None:
 def _from_tensor(tensor: Any) -> Memory:
     # By its methods, so that torch is not imported here.
     try:
-        device, layout, contiguous = tensor.device.type, str(tensor.layout), tensor.is_contiguous()
+        if tensor.device.type != "cpu":
+            raise _on_device(tensor, f"memory of device {tensor.device}")
+        if str(tensor.layout) != "torch.strided":
+            raise InvalidArgumentError(f"the tensor has layout {tensor.layout}", hint="a dense tensor: t.to_dense()")
+        if not tensor.is_contiguous():
+            raise _not_contiguous("tensor", "t.contiguous()")
+        return Memory(None, tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor)
     except (AttributeError, TypeError, RuntimeError) as cause:
+        if isinstance(cause, MoonpoolError):
+            raise
+        # A storage, a fake tensor, or something of another library.
         raise ArgumentTypeError(
             f"a {type(tensor).__name__} does not tell where its memory lies",
             cause=str(cause),
-            hint="a dense CPU tensor of torch, or its x.numpy()",
+            hint="a dense CPU tensor of torch, or its t.numpy()",
         ) from cause
-    if device != "cpu":
-        raise _on_device(tensor, f"memory of device {tensor.device}")
-    if layout != "torch.strided":
-        raise InvalidArgumentError(f"the tensor has layout {layout}", hint="a dense tensor: t.to_dense()")
-    if not contiguous:
-        raise _not_contiguous("tensor", "t.contiguous()")
-    return Memory(None, tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor)
 
 
 def _from_buffer(source: Any, writable: bool) -> Memory | None:

@@ -321,6 +321,9 @@ def test_what_looks_like_a_tensor_and_is_none(local: Pair) -> None:
 
     with pytest.raises(ArgumentTypeError, match="Odd"):
         local.client.register(Odd())
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    with pytest.raises(ArgumentTypeError, match="UntypedStorage"):
+        local.client.register(torch.zeros(4).untyped_storage())
 
 
 # -------------------------------------------------------------------- the rest
