@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 from hypothesis import HealthCheck, settings
 
@@ -16,3 +17,7 @@ settings.load_profile("moonpool")
 # Before any test module is imported, and inherited by every process a test starts.
 for _variable in [name for name in os.environ if name.startswith("MOONPOOL_")]:
     del os.environ[_variable]
+
+# A shell starts background jobs with SIGINT ignored, and every process that a test starts would inherit that. Then Ctrl-C
+# does nothing, and a test of it waits for ever.
+signal.signal(signal.SIGINT, signal.default_int_handler)
