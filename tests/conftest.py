@@ -18,6 +18,6 @@ settings.load_profile("moonpool")
 for _variable in [name for name in os.environ if name.startswith("MOONPOOL_")]:
     del os.environ[_variable]
 
-# A shell starts background jobs with SIGINT ignored, and every process that a test starts would inherit that. Then Ctrl-C
-# does nothing, and a test of it waits for ever.
+# A shell starts background jobs with SIGINT ignored, and every process that a test starts would inherit that. Then
+# Ctrl-C does nothing, and a test of it waits for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -77,17 +77,17 @@ class _Moonpool(Backend):
         if self._engine is None:
             self._lanes = row.work.lanes
             self._memory = row.memory
+            options: EngineOptions = {
+                "listen": listen,
+                "transports": self.transport,
+                "require": self.transport,
+                "secret": self.place.secret,
+                "insecure": self.place.insecure,
+            }
             # Not given, the environment and the settings file decide.
-            lanes: EngineOptions = {} if row.work.lanes is None else {"lanes": row.work.lanes}
-            self._engine = TransferEngine(
-                _REGION,
-                listen=listen,
-                transports=self.transport,
-                require=self.transport,
-                secret=self.place.secret,
-                insecure=self.place.insecure,
-                **lanes,
-            )
+            if row.work.lanes is not None:
+                options["lanes"] = row.work.lanes
+            self._engine = TransferEngine(_REGION, **options)
             self._region = self._engine.register(row.memory, name=_REGION)
         return self._engine
 
