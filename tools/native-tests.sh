@@ -17,7 +17,7 @@ cmake --build "$build" -- -j "${JOBS:-2}" --quiet
 
 export ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1
 export UBSAN_OPTIONS=print_stacktrace=1
-export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
+export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:suppressions=$PWD/cython_ext/tests/tsan.supp
 
 # The thread sanitizer of GCC before 14 cannot place its shadow memory on kernels with vm.mmap_rnd_bits above 28
 # (https://github.com/google/sanitizers/issues/1716), so it runs without address randomisation where that is allowed.
