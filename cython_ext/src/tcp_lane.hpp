@@ -97,7 +97,6 @@ class TcpLane : public Handler, public std::enable_shared_from_this<TcpLane> {
   uint64_t next_frame_id_ = 1;
   uint64_t turn_bytes_ = 0;
   bool sending_ = false;
-  bool send_blocked_ = false;
   uint64_t reads_in_flight_ = 0;  // bytes
   std::vector<uint8_t> request_;  // head and table of the frame being sent
   PayloadWriter writer_;
