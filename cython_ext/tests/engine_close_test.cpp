@@ -23,7 +23,8 @@ size_t open_descriptors() {
 TEST(EngineClose, EndsTransfersOfManyThreads) {
   for (int round = 0; round < 10; ++round) {
     TestEngine target, source;
-    Bytes remote_memory = random_data(kBytes, 1), memory = random_data(kBytes, 2);
+    // A part of its own for each thread.
+    Bytes remote_memory = random_data(3 * kBytes, 1), memory = random_data(3 * kBytes, 2);
     const RegionHandle remote_region = target.add(remote_memory, "kv"), region = source.add(memory, nullptr);
     const PeerHandle peer = source.connect(target);
     const mp_remote_region remote = look_up(peer, "kv");
@@ -33,9 +34,9 @@ TEST(EngineClose, EndsTransfersOfManyThreads) {
       threads.emplace_back([&, t] {
         for (int n = 0;; ++n) {
           mp_error error;
-          const int64_t length = n % 5 == 0 ? int64_t{kBytes} : 4096;
+          const int64_t at = t * int64_t{kBytes}, length = n % 5 == 0 ? int64_t{kBytes} : 4096;
           const TransferHandle moving =
-              submit(peer, t == 0 ? MP_WRITE : MP_READ, region, remote, {{0, 0, length}}, {}, &error);
+              submit(peer, t == 0 ? MP_WRITE : MP_READ, region, remote, {{at, at, length}}, {}, &error);
           if (n == 3) under_way.count_down();
           if (moving == nullptr) {
             EXPECT_EQ(error.code, MP_CLOSED) << error.message;
@@ -56,7 +57,7 @@ TEST(EngineClose, EndsTransfersOfManyThreads) {
     also.join();
     std::fill(memory.begin(), memory.end(), 7);
     for (std::thread &thread : threads) thread.join();
-    EXPECT_TRUE(memory == Bytes(kBytes, 7)) << "nothing lands after a close";
+    EXPECT_TRUE(memory == Bytes(3 * kBytes, 7)) << "nothing lands after a close";
     EXPECT_EQ(source.stat({"transfers_running"}), 0);
   }
 }
@@ -70,8 +71,9 @@ TEST(EngineClose, EndsTransfersToAClosingTarget) {
     const PeerHandle peer = source.connect(target);
     const mp_remote_region remote = look_up(peer, "kv");
     std::vector<TransferHandle> moving;
-    for (int i = 0; i < 8; ++i) {
-      moving.push_back(submit(peer, i % 2 == 0 ? MP_READ : MP_WRITE, region, remote, {{0, 0, kBytes}}));
+    for (int64_t i = 0; i < 8; ++i) {
+      constexpr int64_t kPart = kBytes / 8;
+      moving.push_back(submit(peer, i % 2 == 0 ? MP_READ : MP_WRITE, region, remote, {{i * kPart, i * kPart, kPart}}));
     }
     target.close();
     for (const TransferHandle &one : moving) ASSERT_NE(finish(one), MP_RUNNING);
