@@ -187,8 +187,15 @@ void TcpServerLane::finish_write() {
     std::sort(failed_.begin(), failed_.end(), [](const auto &a, const auto &b) { return a.desc < b.desc; });
   }
   checker_.reset();
-  engine_.stats.served_write_bytes.fetch_add(request_.payload_bytes, std::memory_order_relaxed);
+  engine_.stats.served_write_bytes.fetch_add(good_bytes(), std::memory_order_relaxed);
   append_response(0);
+}
+
+// Payload of the descriptors that did not fail.
+uint64_t TcpServerLane::good_bytes() const {
+  uint64_t bytes = request_.payload_bytes;
+  for (const wire::FailedDesc &failed : failed_) bytes -= descs_[failed.desc].length;
+  return bytes;
 }
 
 void TcpServerLane::append_response(uint64_t payload_bytes) {
@@ -210,9 +217,7 @@ bool TcpServerLane::flush_acks() {
 }
 
 TcpServerLane::Progress TcpServerLane::begin_read_reply() {
-  uint64_t payload = request_.payload_bytes;
-  for (const wire::FailedDesc &failed : failed_) payload -= descs_[failed.desc].length;
-  append_response(payload);
+  append_response(good_bytes());
   reply_head_.swap(acks_);
   acks_.clear();
   acks_waiting_ = 0;
@@ -241,7 +246,7 @@ TcpServerLane::Progress TcpServerLane::write_reply() {
     turn_bytes_ += step.bytes;
   }
   checker_.reset();
-  engine_.stats.served_read_bytes.fetch_add(request_.payload_bytes, std::memory_order_relaxed);
+  engine_.stats.served_read_bytes.fetch_add(good_bytes(), std::memory_order_relaxed);
   state_ = State::kHead;
   watch(EPOLLIN);
   // A client mostly sends the next request when it has this answer: asking the socket now would be a wasted call.

@@ -43,6 +43,7 @@ class TcpServerLane : public Handler, public std::enable_shared_from_this<TcpSer
   void check_descs();
   void finish_write();
   Progress begin_read_reply();
+  uint64_t good_bytes() const;
   void append_response(uint64_t payload_bytes);
   bool flush_acks();
   Progress moved(const Step &step);

@@ -96,6 +96,8 @@ TEST_F(EngineServe, EveryBadDescriptorGetsItsStatusAndTheOthersAreMoved) {
   EXPECT_TRUE(memory_ == expected);
   EXPECT_EQ(constant_, constant);
   EXPECT_EQ(target_.stat({"serving", "requests_refused"}), 9);
+  EXPECT_EQ(target_.stat({"serving", "read_bytes"}), 30) << "only what was moved counts";
+  EXPECT_EQ(target_.stat({"serving", "written_bytes"}), 20);
 }
 
 TEST_F(EngineServe, AZeroLengthIsOutsideEveryRegion) {
@@ -191,6 +193,19 @@ TEST_F(EngineServe, ALaneNeedsTheSessionOfItsClient) {
   RawClient thief(target_.port());
   EXPECT_FALSE(thief.open(wire::kLane, other.session(), 2)) << "another incarnation";
   EXPECT_EQ(thief.status(), MP_PEER_LOST);
+}
+
+TEST_F(EngineServe, ASessionHasABoundedNumberOfLanesAndTheOldestGoFirst) {
+  std::vector<Fd> lanes;
+  for (uint64_t id = 2; id <= 130; ++id) {
+    lanes.push_back(client_.open_lane(id));
+    ASSERT_TRUE(lanes.back());
+  }
+  EXPECT_TRUE(ends(lane())) << "lane 1";
+  EXPECT_TRUE(ends(lanes[0].get())) << "lane 2";
+  EXPECT_TRUE(eventually([&] { return target_.stat({"serving", "lanes"}) == 128; }));
+  ASSERT_TRUE(send_request(lanes.back().get(), MP_READ, 1, {{key_, 0, 8}}));
+  EXPECT_TRUE(receive_response(lanes.back().get()));
 }
 
 TEST_F(EngineServe, ALaneEndsWithItsSession) {
