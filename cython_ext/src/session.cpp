@@ -11,6 +11,8 @@ namespace {
 
 // Numbers of lanes only grow, and a lane that is this far behind has long missed the deadline of its handshake.
 constexpr size_t kFencedMax = 1024;
+// Twice what a client may use, because it can hear of a broken lane long before this side does.
+constexpr size_t kLanesMax = 128;
 
 }  // namespace
 
@@ -61,16 +63,21 @@ void Session::start(Fd fd) {
 
 void Session::add_lane(uint64_t lane_id, IoThread &io, Fd fd) {
   auto lane = std::make_shared<TcpServerLane>(engine_, io, std::move(fd));
-  std::shared_ptr<TcpServerLane> replaced;
+  std::shared_ptr<TcpServerLane> replaced, oldest;
   {
     std::lock_guard lock(mutex_);
     if (closed_ || fenced_.count(lane_id) != 0) return;
     // Lanes that ended by themselves make room here, so the map follows the sockets.
     std::erase_if(lanes_, [](const auto &entry) { return entry.second->closed(); });
     replaced = std::exchange(lanes_[lane_id], lane);
+    if (lanes_.size() > kLanesMax) {
+      oldest = std::move(lanes_.begin()->second);
+      lanes_.erase(lanes_.begin());
+    }
   }
   // A lane outside the map would escape fences and releases.
   if (replaced != nullptr) replaced->close();
+  if (oldest != nullptr) oldest->close();
   lane->start();
 }
 
@@ -90,7 +97,7 @@ void Session::withdraw(const Region &region) {
 }
 
 void Session::drop_region(const Region &region) {
-  std::unordered_map<uint64_t, std::shared_ptr<TcpServerLane>> lanes;
+  std::map<uint64_t, std::shared_ptr<TcpServerLane>> lanes;
   {
     std::lock_guard lock(mutex_);
     lanes = lanes_;
@@ -100,7 +107,7 @@ void Session::drop_region(const Region &region) {
 
 void Session::close() {
   std::shared_ptr<ControlConnection> control;
-  std::unordered_map<uint64_t, std::shared_ptr<TcpServerLane>> lanes;
+  std::map<uint64_t, std::shared_ptr<TcpServerLane>> lanes;
   {
     std::lock_guard lock(mutex_);
     closed_ = true;

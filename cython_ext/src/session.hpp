@@ -2,11 +2,11 @@
 // The server's view of a client: its control connection and the lanes that serve its requests.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <string>
-#include <unordered_map>
 
 #include "control.hpp"
 #include "region.hpp"
@@ -46,7 +46,7 @@ class Session : public std::enable_shared_from_this<Session> {
   mutable std::mutex mutex_;
   bool closed_ = false;
   std::shared_ptr<ControlConnection> control_;
-  std::unordered_map<uint64_t, std::shared_ptr<TcpServerLane>> lanes_;
+  std::map<uint64_t, std::shared_ptr<TcpServerLane>> lanes_;
   std::set<uint64_t> fenced_;  // lanes that were not here when they were fenced, and must not come later
 };
 

@@ -146,13 +146,22 @@ void Transfer::stop(const Error &cause) {
   changed_.notify_all();
 }
 
+// How long to wait when the caller does not say. The deadline ends a running transfer; settling takes the far side,
+// which may never answer.
+int64_t Transfer::own_bound(bool settled) const {
+  if (!settled) return kNever;
+  const int64_t grace = int64_t{peer->engine().config.progress_timeout_ms} * kMillisecond;
+  const int64_t from = std::max(deadline_ns, now_ns());
+  return from > kNever - grace ? kNever : from + grace;
+}
+
 mp_status Transfer::wait(int64_t timeout_ns, bool settled) {
   const auto reached = [this, settled] {
     const int state = state_.load(std::memory_order_acquire);
     return settled ? settled_state(state) : state != MP_RUNNING;
   };
   if (reached()) return MP_OK;
-  const int64_t until = timeout_ns < 0 ? kNever : deadline_after(timeout_ns);
+  const int64_t until = timeout_ns < 0 ? own_bound(settled) : deadline_after(timeout_ns);
   if (timeout_ns != 0) {
     std::shared_ptr<Link> link;
     {

@@ -79,6 +79,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   friend class TransferList;
 
   void resolved(uint32_t n);
+  int64_t own_bound(bool settled) const;
   void finish();
   void set_state_locked(mp_transfer_state state);
   mp_transfer_state outcome_locked() const;

@@ -99,6 +99,25 @@ TEST_F(EngineCancel, AStuckWriteSettlesWhenItsTargetDies) {
   expect_free();
 }
 
+// The bound of a wait that gives none itself: deadline and progress time-out.
+TEST_F(EngineCancel, NobodyWaitsForEverForATargetThatNeverAnswers) {
+  ASSERT_GE(target_.lane(1), 0) << "both lanes of the other engine come first";
+  TestEngine hasty([](mp_config &config) {
+    config.lanes = 1;
+    config.progress_timeout_ms = 20;
+  });
+  const RegionHandle region = hasty.add(memory_, nullptr);
+  const PeerHandle peer = hasty.connect(target_.address());
+  SubmitOptions options;
+  options.deadline_ns = kMoment;
+  const TransferHandle stuck = submit(peer, MP_WRITE, region, look_up(peer, "kv"), {{0, 0, kBytes}}, options);
+  wire::RequestHeader header;
+  ASSERT_TRUE(receive_struct(target_.lane(2), &header));
+  EXPECT_EQ(mp_transfer_wait_settled(stuck.get(), -1), MP_WAIT_TIMEOUT);
+  EXPECT_EQ(mp_transfer_cancel(stuck.get(), -1), MP_WAIT_TIMEOUT);
+  EXPECT_EQ(mp_transfer_get_state(stuck.get()), MP_UNSETTLED);
+}
+
 TEST_F(EngineCancel, ADeadlineLeavesAStuckWriteUnsettledToo) {
   SubmitOptions options;
   options.deadline_ns = kMoment;

@@ -247,7 +247,8 @@ MP_API void mp_plan_free(mp_plan *plan);
 MP_API mp_transfer_state mp_transfer_get_state(const mp_transfer *transfer);
 /* Waits for any state but MP_RUNNING. MP_OK: reached. MP_WAIT_TIMEOUT: not within timeout_ns. */
 MP_API mp_status mp_transfer_wait(mp_transfer *transfer, int64_t timeout_ns);
-/* Waits for a state that is neither MP_RUNNING nor MP_UNSETTLED. */
+/* Waits for a state that is neither MP_RUNNING nor MP_UNSETTLED; with a negative timeout_ns until the deadline and then
+ * for the progress time-out, because the far side may never answer. */
 MP_API mp_status mp_transfer_wait_settled(mp_transfer *transfer, int64_t timeout_ns);
 /* Stops it and waits up to timeout_ns until it is settled. MP_OK: settled (it may have completed first);
  * MP_WAIT_TIMEOUT: still unsettled. */
