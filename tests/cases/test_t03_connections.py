@@ -12,15 +12,16 @@ import threading
 
 from engine_testing.fixtures import OpenEngine
 from engine_testing.leaks import sockets
-from engine_testing.networks import relay
 from engine_testing.processes import Target
+
+from moonpool.transfer_engine.testing import FaultProxy
 
 LANES = 3
 
 
 def test_thousands_of_transfers_use_the_same_connections(open_engine: OpenEngine) -> None:
     client = open_engine(listen=None, transports="tcp", lanes=LANES)
-    with Target({"kv": 1 << 20}, transports="tcp") as target, relay(target.address) as network:
+    with Target({"kv": 1 << 20}, transports="tcp") as target, FaultProxy(target.address) as network:
         peer = client.connect(network.address)
         remote = peer.regions["kv"]
         most = 0

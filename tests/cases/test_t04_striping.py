@@ -11,8 +11,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from engine_testing.fixtures import OpenEngine
-from engine_testing.networks import relay
 from engine_testing.patterns import fill, pattern
+
+from moonpool.transfer_engine.testing import FaultProxy
 
 LANES = 4
 NBYTES = 64 << 20
@@ -24,7 +25,7 @@ def test_one_transfer_uses_every_lane(open_engine: OpenEngine, op: str, items: i
     server = open_engine("server", transports="tcp")
     client = open_engine("client", transports="tcp", listen=None, lanes=LANES)
     region = server.allocate(NBYTES, name="kv")
-    with relay(server.address or "") as network:
+    with FaultProxy(server.address or "") as network:
         peer = client.connect(network.address)
         local = client.allocate(NBYTES)
         source, target = (region, local) if op == "read" else (local, region)

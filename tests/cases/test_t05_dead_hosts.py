@@ -13,10 +13,11 @@ import threading
 import pytest
 from engine_testing.fixtures import OpenEngine
 from engine_testing.leaks import eventually
-from engine_testing.networks import mute_host, relay, unaccepting_host
+from engine_testing.networks import mute_host, unaccepting_host
 from engine_testing.patterns import fill, pattern
 
 from moonpool.transfer_engine import ClosedError, ConnectError, DeadlineError, MoonpoolError, PeerState
+from moonpool.transfer_engine.testing import FaultProxy
 
 
 def test_connecting_to_a_dead_host_delays_nobody(open_engine: OpenEngine) -> None:
@@ -57,7 +58,7 @@ def test_submitting_to_a_peer_whose_host_died_does_not_block(open_engine: OpenEn
     server.allocate(4096, name="kv")
     other.allocate(4096, name="kv")
     local = client.allocate(4096)
-    with relay(server.address or "") as network:
+    with FaultProxy(server.address or "") as network:
         gone, there = client.connect(network.address), client.connect(other.address or "")
         remote = gone.regions["kv"]
         network.stall()

@@ -14,21 +14,22 @@ from collections.abc import Iterator
 import pytest
 from engine_testing.fixtures import OpenEngine, Pair
 from engine_testing.leaks import eventually
-from engine_testing.networks import Relay, relay
 from engine_testing.patterns import fill, pattern
 
 from moonpool.transfer_engine import DeadlineError, RegionBusyError, TransferState, WaitTimeoutError
+from moonpool.transfer_engine.testing import FaultProxy
 
 NBYTES = 16 << 20
 
 
 @pytest.fixture
-def halfway(open_engine: OpenEngine) -> Iterator[tuple[Pair, Relay]]:
+def halfway(open_engine: OpenEngine) -> Iterator[tuple[Pair, FaultProxy]]:
     """A pair behind a relay that stalls by itself in the middle of a large transfer."""
     server = open_engine("server", transports="tcp")
     client = open_engine("client", transports="tcp", listen=None)
     region = server.allocate(NBYTES, name="kv")
-    with relay(server.address or "", stall_after_bytes=4 << 20) as network:
+    with FaultProxy(server.address or "") as network:
+        network.stall(after_bytes=4 << 20)
         peer = client.connect(network.address)
         local = client.allocate(NBYTES)
         yield Pair(client, server, peer, local, region, peer.regions["kv"]), network
@@ -37,7 +38,7 @@ def halfway(open_engine: OpenEngine) -> Iterator[tuple[Pair, Relay]]:
         server.close()
 
 
-def test_a_wait_that_timed_out_leaves_the_buffers_owned(halfway: tuple[Pair, Relay]) -> None:
+def test_a_wait_that_timed_out_leaves_the_buffers_owned(halfway: tuple[Pair, FaultProxy]) -> None:
     pair, network = halfway
     fill(pair.region)
     transfer = pair.client.read(pair.peer, pair.local, pair.remote)
@@ -54,7 +55,7 @@ def test_a_wait_that_timed_out_leaves_the_buffers_owned(halfway: tuple[Pair, Rel
     assert bytes(pair.local) == pattern(NBYTES)
 
 
-def test_nothing_lands_in_the_buffers_of_a_cancelled_read(halfway: tuple[Pair, Relay]) -> None:
+def test_nothing_lands_in_the_buffers_of_a_cancelled_read(halfway: tuple[Pair, FaultProxy]) -> None:
     pair, network = halfway
     fill(pair.region)
     transfer = pair.client.read(pair.peer, pair.local, pair.remote)
@@ -73,7 +74,7 @@ def test_nothing_lands_in_the_buffers_of_a_cancelled_read(halfway: tuple[Pair, R
 
 
 def test_nothing_is_written_at_the_far_side_after_a_cancelled_write_has_settled(
-    halfway: tuple[Pair, Relay],
+    halfway: tuple[Pair, FaultProxy],
 ) -> None:
     pair, network = halfway
     fill(pair.local, seed=1)
@@ -95,7 +96,7 @@ def test_nothing_is_written_at_the_far_side_after_a_cancelled_write_has_settled(
 
 
 @pytest.mark.parametrize("op", ["read", "write"])
-def test_an_expired_deadline_says_whether_the_buffers_are_free(halfway: tuple[Pair, Relay], op: str) -> None:
+def test_an_expired_deadline_says_whether_the_buffers_are_free(halfway: tuple[Pair, FaultProxy], op: str) -> None:
     pair, network = halfway
     transfer = getattr(pair.client, op)(pair.peer, pair.local, pair.remote)
     assert network.stalled.wait(100)

@@ -16,10 +16,10 @@ import time
 
 import pytest
 from engine_testing.fixtures import OpenEngine
-from engine_testing.networks import relay
 from engine_testing.processes import Target
 
 from moonpool.transfer_engine import WaitTimeoutError
+from moonpool.transfer_engine.testing import FaultProxy
 
 
 def cpu_seconds() -> float:
@@ -49,7 +49,7 @@ def test_waiting_uses_no_core(open_engine: OpenEngine) -> None:
     server = open_engine("server", transports="tcp")
     client = open_engine("client", transports="tcp", listen=None)
     server.allocate(1 << 20, name="kv")
-    with relay(server.address or "") as network:
+    with FaultProxy(server.address or "") as network:
         peer = client.connect(network.address)
         local, remote = client.allocate(1 << 20), peer.regions["kv"]
         client.read(peer, local, remote).wait()

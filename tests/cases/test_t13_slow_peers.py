@@ -13,10 +13,10 @@ import threading
 
 from engine_testing import wire
 from engine_testing.fixtures import OpenEngine
-from engine_testing.networks import relay
 from engine_testing.patterns import fill, pattern
 
 from moonpool.transfer_engine import MoonpoolError, TransferState
+from moonpool.transfer_engine.testing import FaultProxy
 
 NBYTES = 4 << 20
 
@@ -27,7 +27,7 @@ def test_a_stalled_peer_delays_no_other(open_engine: OpenEngine) -> None:
     client = open_engine("client", transports="tcp", listen=None, io_threads=1)
     slow_server.allocate(NBYTES, name="kv")
     fill(fast_server.allocate(NBYTES, name="kv"))
-    with relay(slow_server.address or "") as network:
+    with FaultProxy(slow_server.address or "") as network:
         slow, fast = client.connect(network.address), client.connect(fast_server.address or "")
         slow_remote, fast_remote = slow.regions["kv"], fast.regions["kv"]
         local, other = client.allocate(NBYTES), client.allocate(NBYTES)

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from engine_testing.fixtures import OpenEngine
 from engine_testing.leaks import eventually
-from engine_testing.networks import Relay, mute_host, relay, unaccepting_host
+from engine_testing.networks import mute_host, unaccepting_host
 
 from moonpool.transfer_engine import MoonpoolError, Peer, PeerState, Region, RemoteRegion, TransferEngine
+from moonpool.transfer_engine.testing import FaultProxy
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -55,7 +56,9 @@ class Ticker:
 class Stalled:
     """A client whose peer does not answer any more."""
 
-    def __init__(self, client: TransferEngine, peer: Peer, local: Region, remote: RemoteRegion, network: Relay) -> None:
+    def __init__(
+        self, client: TransferEngine, peer: Peer, local: Region, remote: RemoteRegion, network: FaultProxy
+    ) -> None:
         self.client, self.peer, self.local, self.remote, self.network = client, peer, local, remote, network
 
 
@@ -64,7 +67,7 @@ def stalled(open_engine: OpenEngine) -> Iterator[Stalled]:
     server = open_engine("server", transports="tcp")
     client = open_engine("client", transports="tcp", listen=None)
     server.allocate(8 << 20, name="kv")
-    with relay(server.address or "") as network:
+    with FaultProxy(server.address or "") as network:
         peer = client.connect(network.address)
         local = client.allocate(8 << 20)
         client.read(peer, local, peer.regions["kv"]).wait()

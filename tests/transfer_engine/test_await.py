@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from engine_testing.fixtures import OpenEngine, Pair
 from engine_testing.leaks import descriptors
-from engine_testing.networks import Relay, relay
 from engine_testing.patterns import fill, pattern
 
 from moonpool.transfer_engine import (
@@ -24,16 +23,17 @@ from moonpool.transfer_engine import (
     Transfer,
     TransferState,
 )
+from moonpool.transfer_engine.testing import FaultProxy
 
 
 @pytest.fixture
-def slow(open_engine: OpenEngine) -> Iterator[tuple[Pair, Relay]]:
+def slow(open_engine: OpenEngine) -> Iterator[tuple[Pair, FaultProxy]]:
     """A pair whose network is stalled until the test resumes it, so that transfers are still running when awaited."""
     server = open_engine("server", transports="tcp")
     client = open_engine("client", transports="tcp", listen=None)
     region = server.allocate(1 << 20, name="kv")
     fill(region)
-    with relay(server.address or "") as network:
+    with FaultProxy(server.address or "") as network:
         peer = client.connect(network.address)
         local = client.allocate(1 << 20)
         client.read(peer, local, peer.regions["kv"], 0, 0, 64).wait()
@@ -50,7 +50,7 @@ async def switch() -> None:
         await asyncio.sleep(0)
 
 
-def test_awaiting_a_running_transfer(slow: tuple[Pair, Relay]) -> None:
+def test_awaiting_a_running_transfer(slow: tuple[Pair, FaultProxy]) -> None:
     pair, network = slow
 
     async def main() -> None:
@@ -103,7 +103,7 @@ def test_one_after_another_in_one_loop(pair: Pair) -> None:
     assert bytes(pair.region) == pattern(1 << 16)
 
 
-def test_failures_are_raised(slow: tuple[Pair, Relay], open_engine: OpenEngine) -> None:
+def test_failures_are_raised(slow: tuple[Pair, FaultProxy], open_engine: OpenEngine) -> None:
     pair, _ = slow
 
     async def main() -> None:
@@ -130,7 +130,7 @@ def test_a_refused_batch_raises_before_there_is_anything_to_await(pair: Pair) ->
     asyncio.run(main())
 
 
-def test_cancelling_the_task_does_not_touch_the_transfer(slow: tuple[Pair, Relay]) -> None:
+def test_cancelling_the_task_does_not_touch_the_transfer(slow: tuple[Pair, FaultProxy]) -> None:
     pair, network = slow
 
     async def main() -> Transfer:
@@ -149,7 +149,7 @@ def test_cancelling_the_task_does_not_touch_the_transfer(slow: tuple[Pair, Relay
     assert bytes(pair.local) == pattern(1 << 20)
 
 
-def test_a_timeout_around_it_leaves_it_running(slow: tuple[Pair, Relay]) -> None:
+def test_a_timeout_around_it_leaves_it_running(slow: tuple[Pair, FaultProxy]) -> None:
     pair, network = slow
 
     async def main() -> None:
@@ -163,7 +163,7 @@ def test_a_timeout_around_it_leaves_it_running(slow: tuple[Pair, Relay]) -> None
     asyncio.run(main())
 
 
-def test_several_tasks_await_one_transfer(slow: tuple[Pair, Relay]) -> None:
+def test_several_tasks_await_one_transfer(slow: tuple[Pair, FaultProxy]) -> None:
     pair, network = slow
 
     async def main() -> None:
@@ -180,7 +180,7 @@ def test_several_tasks_await_one_transfer(slow: tuple[Pair, Relay]) -> None:
     asyncio.run(main())
 
 
-def test_several_loops_await_one_transfer(slow: tuple[Pair, Relay]) -> None:
+def test_several_loops_await_one_transfer(slow: tuple[Pair, FaultProxy]) -> None:
     pair, network = slow
     transfer = pair.client.read(pair.peer, pair.local, pair.remote)
     waiting = threading.Barrier(4)
@@ -202,7 +202,7 @@ def test_several_loops_await_one_transfer(slow: tuple[Pair, Relay]) -> None:
     assert results == [transfer] * 3
 
 
-def test_every_loop_can_leave_a_transfer_that_goes_on(slow: tuple[Pair, Relay]) -> None:
+def test_every_loop_can_leave_a_transfer_that_goes_on(slow: tuple[Pair, FaultProxy]) -> None:
     pair, network = slow
     transfer = pair.client.read(pair.peer, pair.local, pair.remote)
     gave_up: list[int] = []
@@ -247,7 +247,7 @@ def test_loops_in_several_threads(pair: Pair) -> None:
     assert not bad
 
 
-def test_loops_leave_no_descriptor(slow: tuple[Pair, Relay]) -> None:
+def test_loops_leave_no_descriptor(slow: tuple[Pair, FaultProxy]) -> None:
     pair, network = slow
     gc.collect()
     before = descriptors()
@@ -266,7 +266,7 @@ def test_loops_leave_no_descriptor(slow: tuple[Pair, Relay]) -> None:
     network.resume()
 
 
-def test_a_loop_that_was_closed_with_a_waiting_task_is_cleaned_up_by_the_next(slow: tuple[Pair, Relay]) -> None:
+def test_a_loop_that_was_closed_with_a_waiting_task_is_cleaned_up_by_the_next(slow: tuple[Pair, FaultProxy]) -> None:
     pair, network = slow
     loop = asyncio.new_event_loop()
     transfer = pair.client.read(pair.peer, pair.local, pair.remote, 0, 0, 64)
@@ -281,7 +281,8 @@ def test_a_loop_that_was_closed_with_a_waiting_task_is_cleaned_up_by_the_next(sl
     before = len(descriptors())
 
     async def main() -> None:
-        network.resume()
+        # Only once this loop waits: a transfer that has ended is not waited for.
+        asyncio.get_running_loop().call_soon(network.resume)
         await transfer
 
     asyncio.run(main())

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from engine_testing.fixtures import OpenEngine, Pair
 from engine_testing.leaks import eventually
-from engine_testing.networks import mute_host, relay, unaccepting_host
+from engine_testing.networks import mute_host, unaccepting_host
 from engine_testing.patterns import fill, pattern
 from engine_testing.processes import Target
 
@@ -32,6 +32,7 @@ from moonpool.transfer_engine import (
     RemoteRegion,
     TransportUnavailableError,
 )
+from moonpool.transfer_engine.testing import FaultProxy
 
 
 def test_what_a_peer_tells_about_itself(pair: Pair, transport: str) -> None:
@@ -301,7 +302,7 @@ def test_peers_and_handles_cannot_be_made_directly() -> None:
 def test_a_cut_connection_comes_back_by_itself(open_pair: Any, open_engine: OpenEngine) -> None:
     server, client = open_engine("server", transports="tcp"), open_engine(transports="tcp", listen=None)
     fill(server.allocate(4096, name="kv"))
-    with relay(server.address or "") as network:
+    with FaultProxy(server.address or "") as network:
         peer = client.connect(network.address)
         local, remote = client.allocate(4096), peer.regions["kv"]
         client.read(peer, local, remote).wait()

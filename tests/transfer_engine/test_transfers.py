@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from engine_testing.fixtures import OpenEngine, Pair
 from engine_testing.leaks import eventually
-from engine_testing.networks import relay
 from engine_testing.patterns import fill, pattern
 from engine_testing.processes import Target
 
@@ -28,6 +27,7 @@ from moonpool.transfer_engine import (
     WaitTimeoutError,
     digest,
 )
+from moonpool.transfer_engine.testing import FaultProxy
 
 # -------------------------------------------------------------------- moving bytes
 
@@ -167,7 +167,7 @@ def stalled(open_engine: OpenEngine) -> Any:
     client = open_engine("client", transports="tcp", listen=None)
     region = server.allocate(4 << 20, name="kv")
     fill(region)
-    with relay(server.address or "") as network:
+    with FaultProxy(server.address or "") as network:
         peer = client.connect(network.address)
         local = client.allocate(4 << 20)
         client.read(peer, local, peer.regions["kv"], 0, 0, 1 << 16).wait()
