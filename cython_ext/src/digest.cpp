@@ -7,11 +7,19 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "copy_avx2.hpp"
+
 namespace moonpool {
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "leaf values are hashed as little-endian words");
 
-uint64_t leaf_digest(const void *data, size_t nbytes) { return XXH3_64bits(data, nbytes); }
+uint64_t leaf_digest(const void *data, size_t nbytes) {
+#if defined(__x86_64__)
+  static const bool avx2 = __builtin_cpu_supports("avx2");
+  if (avx2) return xxh3_avx2(data, nbytes);
+#endif
+  return XXH3_64bits(data, nbytes);
+}
 
 uint64_t combine_leaves(const uint64_t *leaves, size_t count) {
   return count == 1 ? leaves[0] : XXH3_64bits(leaves, count * sizeof *leaves);

@@ -2,12 +2,15 @@
 // The transport interface. The engine knows transports only through it.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "status.hpp"
 #include "transfer.hpp"
+#include "wire.hpp"
 #include "work_queue.hpp"
 
 namespace moonpool {
@@ -20,19 +23,25 @@ class Link {
  public:
   virtual ~Link() = default;
   virtual const char *path() const = 0;
+  // Whether it can move every descriptor of the transfer.
+  virtual bool takes(const Transfer &) const { return true; }
   // Takes the transfer's descriptors. Small work may be done in the caller's thread; nothing blocks on the network.
   virtual void submit(const std::shared_ptr<Transfer> &transfer) = 0;
-  // When it returns no byte is written to local memory for `transfer` any more; what a peer may still be applying is
-  // reported when it is known to have ended.
+  // Goes on with what another path of the same peer could not finish. Nothing of it is being applied any more.
+  virtual void adopt(std::vector<Work> work, const Error &cause) = 0;
+  // When it returns no byte is written to local memory for `transfer` any more, or the transfer stays unfinished until
+  // that is so; what a peer may still be applying is reported when it is known to have ended.
   virtual void cancel(Transfer &transfer) = 0;
   // A waiting thread offers to do the work itself until `until`. May return at once.
   virtual void assist(Transfer &transfer, int64_t until) = 0;
   // The peer's answer to a fence that the link asked for.
-  virtual void fenced(uint64_t lane_id) = 0;
+  virtual void fenced(uint64_t) {}
+  // The peer has withdrawn a region.
+  virtual void region_gone(uint64_t) {}
   // No more work; everything unfinished fails with `cause`. `settled`: the peer is known to apply nothing any more;
   // otherwise the descriptors that it might be applying are handed to Peer::orphan.
   virtual void shutdown(const Error &cause, bool settled) = 0;
-  virtual size_t lanes_ready() const = 0;
+  virtual size_t lanes_ready() const { return 0; }
 };
 
 struct Probe {
@@ -40,29 +49,32 @@ struct Probe {
   std::string reason;  // why not, or what it can do
 };
 
-// What the two ends of a pair know about each other when a path is chosen.
-struct Reach {
-  bool same_process;
-  std::vector<std::string> offers;  // transports the peer offers
-};
+using wire::Offer;
+
+// Called once: with the link, or with the reason why there is none.
+using Connected = std::function<void(std::shared_ptr<Link>, const Error &)>;
 
 class Transport {
  public:
   virtual ~Transport() = default;
   virtual const char *name() const = 0;
   virtual Probe probe() const = 0;
-  virtual bool reaches(const Reach &reach) const = 0;
   // Lower is taken first. Only the order means anything.
   virtual int cost() const = 0;
-  virtual std::shared_ptr<Link> connect(const std::shared_ptr<Peer> &peer) = 0;
+  // What peers have to know to use it towards this engine.
+  virtual std::string offer(const Engine &) const { return {}; }
+  // "" when this process reaches the peer that made the offer, otherwise why not.
+  virtual std::string unreachable(const Id128 &incarnation, std::string_view offer) const = 0;
+  // `connected` may be called before this returns, or later on an I/O thread, in any case before `deadline_ns` plus the
+  // time that a busy thread needs. Nothing blocks.
+  virtual void connect(const std::shared_ptr<Peer> &peer, std::string_view offer, int64_t deadline_ns,
+                       Connected connected) = 0;
 };
 
-// Every transport of this build.
+// Every transport of this build, the cheapest first.
 std::vector<std::unique_ptr<Transport>> all_transports();
 std::unique_ptr<Transport> make_local_transport();
+std::unique_ptr<Transport> make_shm_transport();
 std::unique_ptr<Transport> make_tcp_transport();
-// The cheapest of `allowed` that reaches the peer, or nullptr.
-Transport *choose_path(const std::vector<std::unique_ptr<Transport>> &transports,
-                       const std::vector<std::string> &allowed, const Reach &reach);
 
 }  // namespace moonpool

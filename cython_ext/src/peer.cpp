@@ -50,8 +50,11 @@ std::string Peer::standing() const {
     case State::kConnecting:
       return "the peer is being connected";
     case State::kReady: {
-      if (std::strcmp(link_->path(), "tcp") != 0) return "the peer is connected";
-      const size_t ready = link_->lanes_ready();
+      const auto tcp = std::find_if(paths_.begin(), paths_.end(), [](const Path &path) {
+        return path.link != nullptr && std::strcmp(path.link->path(), "tcp") == 0;
+      });
+      if (tcp == paths_.end()) return "the peer is connected";
+      const size_t ready = tcp->link->lanes_ready();
       return ready == 0 ? "the peer is connected, but none of its lanes is"
                         : "the peer is connected with " + std::to_string(ready) + " lanes, the bytes did not come";
     }
@@ -145,6 +148,7 @@ void Peer::on_dialed(Dialed dialed) {
     by_name_.clear();
     name_of_key_.clear();
     offers_.clear();
+    paths_.clear();
     control = control_ = std::make_shared<ControlConnection>(io_, std::move(dialed.fd), std::move(hooks));
   }
   control->start();
@@ -170,16 +174,26 @@ Error Peer::on_message(wire::Message type, std::string_view body) {
     case wire::kRegionGone: {
       uint64_t key = 0;
       if (!reader.get(&key) || !reader.done()) return malformed;
-      std::lock_guard lock(mutex_);
-      const auto it = name_of_key_.find(key);
-      if (it == name_of_key_.end()) return {};
-      const auto record = by_name_.find(it->second);
-      if (record != by_name_.end() && record->second.key == key) by_name_.erase(record);
-      name_of_key_.erase(it);
+      std::vector<std::shared_ptr<Link>> links;
+      {
+        std::lock_guard lock(mutex_);
+        const auto it = name_of_key_.find(key);
+        if (it == name_of_key_.end()) return {};
+        const auto record = by_name_.find(it->second);
+        if (record != by_name_.end() && record->second.key == key) by_name_.erase(record);
+        name_of_key_.erase(it);
+        links = links_locked();
+      }
+      for (const auto &link : links) link->region_gone(key);
       return {};
     }
-    case wire::kSync:
-      return on_sync();
+    case wire::kSync: {
+      std::lock_guard lock(mutex_);
+      if (state_ != State::kConnecting || !paths_.empty()) return {};
+      paths_ = possible_paths(offers_, incarnation_);
+    }
+      advance();
+      return {};
     case wire::kNotifyAck: {
       uint64_t id = 0;
       uint32_t status = 0;
@@ -204,12 +218,12 @@ Error Peer::on_message(wire::Message type, std::string_view body) {
     case wire::kFenced: {
       uint64_t lane_id = 0;
       if (!reader.get(&lane_id) || !reader.done()) return malformed;
-      std::shared_ptr<Link> link;
+      std::vector<std::shared_ptr<Link>> links;
       {
         std::lock_guard lock(mutex_);
-        link = link_;
+        links = links_locked();
       }
-      if (link != nullptr) link->fenced(lane_id);
+      for (const auto &link : links) link->fenced(lane_id);
       return {};
     }
     default:
@@ -217,46 +231,15 @@ Error Peer::on_message(wire::Message type, std::string_view body) {
   }
 }
 
-Error Peer::on_sync() {
-  Reach reach;
-  Id128 incarnation;
-  {
-    std::lock_guard lock(mutex_);
-    if (state_ != State::kConnecting) return {};
-    reach.offers = offers_;
-    incarnation = incarnation_;
-  }
-  reach.same_process = Engine::in_this_process(incarnation) != nullptr;
-  const std::string &require = engine_->config.require;
-  std::vector<std::string> allowed = engine_->config.transports;
-  if (!require.empty()) allowed = {require};
-  Transport *transport = choose_path(engine_->transports, allowed, reach);
-  if (transport == nullptr) {
-    const auto join = [](const std::vector<std::string> &names) {
-      std::string text;
-      for (const std::string &name : names) text += (text.empty() ? "" : ", ") + name;
-      return text.empty() ? "none" : text;
-    };
-    fail_connect(describe(
-        make_error(MP_TRANSPORT_UNAVAILABLE,
-                   require.empty() ? "no transport that both sides allow reaches the peer"
-                                   : "the required transport \"" + require + "\" does not reach the peer",
-                   "this engine may use " + join(engine_->config.transports) + ", the peer offers " +
-                       join(reach.offers) +
-                       "; \"local\" reaches only engines of the same process; change `transports` or `require`"),
-        ""));
-    return {};
-  }
-  const std::shared_ptr<Link> link = transport->connect(shared_from_this());
+void Peer::become_ready() {
   std::vector<std::shared_ptr<Transfer>> waiting;
   std::vector<Orphan> orphans;
   {
     std::lock_guard lock(mutex_);
-    if (state_ != State::kConnecting) return {};
+    if (state_ != State::kConnecting) return;
     state_ = State::kReady;
     backoff_.reset();
     retry_at_ = 0;
-    link_ = link;
     waiting.swap(waiting_);
     orphans.swap(orphans_);
     changed_.notify_all();
@@ -264,12 +247,12 @@ Error Peer::on_sync() {
   // The peer tore down our earlier session before it answered (or it is a new process): nothing of it writes any more.
   settle(std::move(orphans));
   for (const auto &transfer : waiting) submit(transfer);
-  return {};
 }
 
 void Peer::fail_connect(Error error) {
   error = describe(std::move(error), "tcp");
   std::vector<std::shared_ptr<Transfer>> waiting;
+  std::vector<std::shared_ptr<Link>> links;
   std::shared_ptr<ControlConnection> control;
   {
     std::lock_guard lock(mutex_);
@@ -281,38 +264,47 @@ void Peer::fail_connect(Error error) {
     retry_at_ = now_ns() + backoff_.wait_ns();
     waiting.swap(waiting_);
     control = std::move(control_);
+    links = links_locked();
+    paths_.clear();
     settle_later_locked();
     changed_.notify_all();
   }
+  for (const auto &link : links) link->shutdown(error, false);
   if (control != nullptr) control->close();
   for (const auto &transfer : waiting) transfer->fail(error);
 }
 
 void Peer::on_lost(const Error &cause, bool peer_closed) {
   const Error error = describe(cause, "tcp");
-  std::shared_ptr<Link> link;
+  std::vector<std::shared_ptr<Link>> links;
+  std::vector<std::shared_ptr<Transfer>> waiting;
   std::unordered_map<uint64_t, std::shared_ptr<Transfer>> notifying;
+  bool usable;
   {
     std::lock_guard lock(mutex_);
     if (state_ == State::kClosed) return;
-    if (state_ == State::kReady) {
+    usable = state_ == State::kReady;
+    if (usable) {
       state_ = State::kLost;
       last_error_ = error;
       ++connection_;
       control_.reset();
-      link = std::move(link_);
+      links = links_locked();
+      paths_.clear();
+      waiting.swap(waiting_);
       notifying.swap(notifying_);
       changed_.notify_all();
     }
   }
-  if (link == nullptr) return fail_connect(error);  // it ended before it was usable
-  link->shutdown(error, peer_closed);
+  if (!usable) return fail_connect(error);
+  for (const auto &link : links) link->shutdown(error, peer_closed);
+  for (const auto &transfer : waiting) transfer->fail(error);
   for (const auto &entry : notifying) entry.second->notify_done(error);
 }
 
 void Peer::close(const Error &cause) {
   std::shared_ptr<ControlConnection> control;
-  std::shared_ptr<Link> link;
+  std::vector<std::shared_ptr<Link>> links;
   std::vector<std::shared_ptr<Transfer>> waiting;
   std::unordered_map<uint64_t, std::shared_ptr<Transfer>> notifying;
   std::vector<Orphan> orphans;
@@ -323,13 +315,14 @@ void Peer::close(const Error &cause) {
     last_error_ = cause;
     ++connection_;
     control = std::move(control_);
-    link = std::move(link_);
+    links = links_locked();
+    paths_.clear();
     waiting.swap(waiting_);
     notifying.swap(notifying_);
     changed_.notify_all();
   }
   const Error error = describe(cause, "tcp");
-  if (link != nullptr) link->shutdown(error, true);
+  for (const auto &link : links) link->shutdown(error, true);
   if (control != nullptr) control->close();
   {
     std::lock_guard lock(mutex_);
@@ -343,6 +336,11 @@ void Peer::close(const Error &cause) {
 Id128 Peer::session() const {
   std::lock_guard lock(mutex_);
   return session_;
+}
+
+Id128 Peer::incarnation() const {
+  std::lock_guard lock(mutex_);
+  return incarnation_;
 }
 
 void Peer::info(mp_peer_info *out) const {
@@ -366,7 +364,9 @@ void Peer::info(mp_peer_info *out) const {
   std::copy(incarnation_.begin(), incarnation_.end(), out->incarnation);
   wire::set_text(out->name, name_);
   wire::set_text(out->address, address_);
-  wire::set_text(out->path, link_ == nullptr ? "" : link_->path());
+  const std::vector<std::shared_ptr<Link>> links = links_locked();
+  wire::set_text(out->path, links.empty() ? "" : links.front()->path());
+  wire::set_text(out->fallback, fallback_locked());
   out->regions = by_name_.size();
 }
 

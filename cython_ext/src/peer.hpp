@@ -2,6 +2,7 @@
 // The client's view of another engine: its control connection, its regions, the link that moves the bytes.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <map>
@@ -50,11 +51,17 @@ class Peer : public std::enable_shared_from_this<Peer> {
   // The transfer is being stopped: what waits here for it ends.
   void forget(Transfer &transfer);
 
-  // ---- for the link
+  // ---- for the links
   void send_fence(uint64_t lane_id);
+  uint64_t next_lane_id() { return next_lane_id_.fetch_add(1); }
+  // The link is broken: others are taken from now on, and its transport is tried again later.
+  void path_failed(const Link &link, const Error &cause);
+  // Goes on over another path with what a link could not finish, or fails it with `cause`.
+  void move_on(std::vector<Work> work, const Error &cause);
   // The peer may still be applying these; they are settled by the next handshake, the peer's death, or close().
   void orphan(std::vector<Work> work, const Error &cause);
   Id128 session() const;
+  Id128 incarnation() const;
   std::vector<SocketAddress> resolved() const { return resolved_; }
   // Adds who and how to an error.
   Error describe(Error error, const char *path) const;
@@ -66,11 +73,31 @@ class Peer : public std::enable_shared_from_this<Peer> {
     std::vector<Work> work;
     Error cause;
   };
+  struct Path {
+    Transport *transport = nullptr;
+    std::string offer;
+    bool possible = false;  // as far as the offer says
+    std::string why_not;    // why it is not used; "" when it is, or was not tried yet
+    std::shared_ptr<Link> link;
+    bool connecting = false;
+    Backoff backoff;
+    int64_t retry_at = 0;
+  };
 
+  void keep(const std::shared_ptr<Transfer> &transfer);
   void start_dial_locked(int64_t deadline_ns);
   void on_dialed(Dialed dialed);
   Error on_message(wire::Message type, std::string_view body);
-  Error on_sync();
+  void become_ready();
+  std::vector<Path> possible_paths(const std::vector<Offer> &offers, const Id128 &incarnation) const;
+  void advance();
+  void connect_path(Transport &transport);
+  bool on_path(uint64_t connection, const std::string &name, const std::shared_ptr<Link> &link, const Error &error);
+  static void out_of_use_locked(Path &path, const Error &cause);
+  std::vector<Path>::iterator find_path_locked(const std::string &name);
+  std::shared_ptr<Link> route(const Transfer &transfer, Error *error);
+  std::string fallback_locked() const;
+  std::vector<std::shared_ptr<Link>> links_locked() const;
   void on_lost(const Error &cause, bool peer_closed);
   void fail_connect(Error error);
   void settle_later_locked();
@@ -94,9 +121,10 @@ class Peer : public std::enable_shared_from_this<Peer> {
   std::string name_;
   Id128 incarnation_{};
   Id128 session_{};
-  std::vector<std::string> offers_;
+  std::vector<Offer> offers_;
   std::shared_ptr<ControlConnection> control_;
-  std::shared_ptr<Link> link_;
+  std::vector<Path> paths_;  // of the present connection, the cheapest first
+  std::atomic<uint64_t> next_lane_id_{1};
   std::map<std::string, wire::RegionRecord> by_name_;
   std::unordered_map<uint64_t, std::string> name_of_key_;
   std::vector<std::shared_ptr<Transfer>> waiting_;

@@ -9,14 +9,12 @@
 namespace moonpool {
 
 void Peer::submit(const std::shared_ptr<Transfer> &transfer) {
-  std::shared_ptr<Link> link;
   Error error;
   bool stale = false;
   {
     std::lock_guard lock(mutex_);
     switch (state_) {
       case State::kReady:
-        link = link_;
         stale = transfer->target_incarnation != incarnation_;
         break;
       case State::kClosed:
@@ -42,9 +40,26 @@ void Peer::submit(const std::shared_ptr<Transfer> &transfer) {
                                               "look the region up again: peer.regions[name]"),
                                    "tcp"));
   }
-  if (link == nullptr) return transfer->fail(error);
+  if (error) return transfer->fail(error);
+  const std::shared_ptr<Link> link = route(*transfer, &error);
+  if (link == nullptr && error) return transfer->fail(describe(std::move(error), ""));
+  if (link == nullptr) return keep(transfer);
   transfer->set_link(link);
   link->submit(transfer);
+}
+
+// Until the path is connected that route() found on its way.
+void Peer::keep(const std::shared_ptr<Transfer> &transfer) {
+  {
+    std::lock_guard lock(mutex_);
+    const bool coming = state_ == State::kConnecting ||
+                        std::any_of(paths_.begin(), paths_.end(), [](const Path &p) { return p.connecting; });
+    if (coming) {
+      waiting_.push_back(transfer);
+      return;
+    }
+  }
+  submit(transfer);  // it came or failed meanwhile
 }
 
 void Peer::send_notify(const std::shared_ptr<Transfer> &transfer) {

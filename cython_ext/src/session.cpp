@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "session.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "engine.hpp"
@@ -46,7 +47,11 @@ void Session::start(Fd fd) {
   control->start();
   std::string offer;
   wire::Writer writer(&offer);
-  wire::encode_offer(writer, engine_.config.transports);
+  for (const auto &transport : engine_.transports) {
+    const auto &names = engine_.config.transports;
+    if (std::find(names.begin(), names.end(), transport->name()) == names.end()) continue;
+    wire::encode_offer(writer, {transport->name(), transport->offer(engine_)});
+  }
   control->send(wire::kOffer, offer);
   std::string body;
   wire::Writer regions(&body);

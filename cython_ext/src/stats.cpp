@@ -7,9 +7,10 @@
 
 namespace moonpool {
 
-void Stats::count_transfer(const Transfer &transfer, bool over_tcp, mp_transfer_state state) {
+void Stats::count_transfer(const Transfer &transfer, const char *path_name, mp_transfer_state state) {
   constexpr auto relaxed = std::memory_order_relaxed;
-  PathCounters &path = over_tcp ? tcp : local;
+  const std::string name = path_name;
+  PathCounters &path = name == "local" ? local : name == "shm" ? shm : tcp;
   path.transfers.fetch_add(1, relaxed);
   switch (state) {
     case MP_COMPLETED:
@@ -91,10 +92,13 @@ uint64_t gauge(const std::atomic<int64_t> &value) {
 std::string stats_json(const Engine &engine) {
   const Stats &s = engine.stats;
   return JsonObject()
-      .field("paths", JsonObject().field("local", path_json(s.local)).field("tcp", path_json(s.tcp)))
+      .field(
+          "paths",
+          JsonObject().field("local", path_json(s.local)).field("shm", path_json(s.shm)).field("tcp", path_json(s.tcp)))
       .field("transfers_running", engine.running.size())
       .field("retries", s.retries)
       .field("lane_errors", s.lane_errors)
+      .field("paths_failed", s.paths_failed)
       .field("lanes", gauge(s.lanes))
       .field("peers", engine.peer_count())
       .field("regions", engine.regions.size())

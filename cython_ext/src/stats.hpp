@@ -20,15 +20,15 @@ struct PathCounters {
 };
 
 struct Stats {
-  PathCounters local, tcp;  // by the path of the peer when the transfer ended
-  std::atomic<uint64_t> retries{0}, lane_errors{0};
+  PathCounters local, shm, tcp;  // by the path of the peer when the transfer ended
+  std::atomic<uint64_t> retries{0}, lane_errors{0}, paths_failed{0};
   std::atomic<uint64_t> served_read_bytes{0}, served_write_bytes{0};
   std::atomic<uint64_t> requests_refused{0}, protocol_errors{0};
   std::atomic<uint64_t> handshakes_ok{0}, handshakes_refused{0}, handshakes_broken{0};
   std::atomic<uint64_t> notifications_refused{0};
   std::atomic<int64_t> lanes{0}, server_lanes{0}, handshakes_pending{0};
 
-  void count_transfer(const Transfer &transfer, bool over_tcp, mp_transfer_state state);
+  void count_transfer(const Transfer &transfer, const char *path, mp_transfer_state state);
 };
 
 std::string stats_json(const Engine &engine);

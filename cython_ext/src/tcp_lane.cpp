@@ -36,9 +36,11 @@ TcpLane::~TcpLane() { engine_.stats.lanes.fetch_sub(1); }
 void TcpLane::dial_now() {
   std::lock_guard lock(mutex_);
   if (shut_ || dialing_ || ready_.load()) return;
+  const std::shared_ptr<Peer> peer = link_.peer();
+  if (peer == nullptr) return;
   dialing_ = true;
   const uint64_t attempt = ++attempt_;
-  lane_id_ = link_.next_lane_id();
+  lane_id_ = peer->next_lane_id();
   DialRequest request{link_.addresses, wire::kLane, link_.session, lane_id_,
                       now_ns() + int64_t{engine_.config.connect_timeout_ms} * kMillisecond};
   dial(engine_.identity, io_, std::move(request), [weak = weak_from_this(), attempt](Dialed dialed) {

@@ -27,12 +27,12 @@ class TcpTransport final : public Transport {
  public:
   const char *name() const override { return "tcp"; }
   Probe probe() const override { return {true, "sockets; always there"}; }
-  bool reaches(const Reach &) const override { return true; }
   int cost() const override { return 100; }
-  std::shared_ptr<Link> connect(const std::shared_ptr<Peer> &peer) override {
+  std::string unreachable(const Id128 &, std::string_view) const override { return {}; }
+  void connect(const std::shared_ptr<Peer> &peer, std::string_view, int64_t, Connected connected) override {
     auto link = std::make_shared<TcpLink>(peer);
     link->start();
-    return link;
+    connected(std::move(link), {});
   }
 };
 

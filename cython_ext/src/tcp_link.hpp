@@ -22,6 +22,7 @@ class TcpLink final : public Link, public std::enable_shared_from_this<TcpLink> 
   void start();
   const char *path() const override { return "tcp"; }
   void submit(const std::shared_ptr<Transfer> &transfer) override;
+  void adopt(std::vector<Work> work, const Error &cause) override { retry(std::move(work), cause); }
   void cancel(Transfer &transfer) override;
   void assist(Transfer &transfer, int64_t until) override;
   void fenced(uint64_t lane_id) override;
@@ -36,7 +37,6 @@ class TcpLink final : public Link, public std::enable_shared_from_this<TcpLink> 
   void lane_cut(uint64_t lane_id, std::vector<Work> work, const Error &cause);
   std::shared_ptr<Peer> peer() const { return peer_.lock(); }
   Engine &engine() const { return engine_; }
-  uint64_t next_lane_id() { return next_lane_id_.fetch_add(1); }
   const Id128 session;
   const std::vector<SocketAddress> addresses;
 
@@ -53,7 +53,6 @@ class TcpLink final : public Link, public std::enable_shared_from_this<TcpLink> 
   const std::weak_ptr<Peer> peer_;
   WorkQueue queue_;
   std::vector<std::shared_ptr<TcpLane>> lanes_;
-  std::atomic<uint64_t> next_lane_id_{1};
   std::atomic<uint32_t> round_robin_{0};
   mutable std::mutex mutex_;
   bool closed_ = false;

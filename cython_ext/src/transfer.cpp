@@ -119,9 +119,8 @@ void Transfer::finish() {
   }
   for (const auto &region : locals) region->end_use();
   locals.clear();
-  const bool over_tcp = link_ == nullptr || std::strcmp(link_->path(), "tcp") == 0;
+  peer->engine().stats.count_transfer(*this, link_ == nullptr ? "tcp" : link_->path(), state);
   link_.reset();
-  peer->engine().stats.count_transfer(*this, over_tcp, state);
   set_state_locked(state);
   // Woken after the unlock, a waiter does not run into the mutex at once.
   lock.unlock();

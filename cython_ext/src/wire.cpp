@@ -49,16 +49,17 @@ bool decode_regions(std::string_view body, std::vector<RegionRecord> *out) {
   return true;
 }
 
-void encode_offer(Writer &writer, const std::vector<std::string> &transports) {
-  for (const std::string &name : transports) writer.put_bytes(name);
+void encode_offer(Writer &writer, const Offer &offer) {
+  writer.put_bytes(offer.transport);
+  writer.put_bytes(offer.blob);
 }
 
-bool decode_offer(std::string_view body, std::vector<std::string> *transports) {
+bool decode_offer(std::string_view body, std::vector<Offer> *offers) {
   Reader reader(body);
   while (!reader.done()) {
-    std::string_view name;
-    if (!reader.get_bytes(&name, 15)) return false;
-    transports->emplace_back(name);
+    std::string_view name, blob;
+    if (!reader.get_bytes(&name, 15) || !reader.get_bytes(&blob, kOfferBytesMax)) return false;
+    offers->push_back({std::string(name), std::string(blob)});
   }
   return true;
 }

@@ -18,7 +18,7 @@ namespace moonpool::wire {
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "structs go to the wire as they are in memory");
 
 constexpr char kMagic[8] = {'M', 'O', 'O', 'N', 'P', 'O', 'O', 'L'};
-constexpr uint16_t kVersion = 1;
+constexpr uint16_t kVersion = 2;
 constexpr uint16_t kHasSecret = 1;  // Hello.flags, Challenge.flags
 
 // What a handshake or a lane may ask for at most. A peer that asks for more is broken or hostile.
@@ -27,6 +27,7 @@ constexpr uint64_t kPayloadPerFrameMax = 64u << 20;
 constexpr uint32_t kControlMessageMax = 1u << 20;
 constexpr uint32_t kNotifyBytesMax = 1u << 16;
 constexpr uint32_t kRegionNameMax = 255;
+constexpr uint32_t kOfferBytesMax = 512;
 
 enum Kind : uint16_t { kControl = 1, kLane = 2 };
 
@@ -75,7 +76,7 @@ static_assert(sizeof(Welcome) == 216);
 // ---- control messages
 
 enum Message : uint16_t {
-  kOffer = 1,       // server: transports it offers; first message of a session
+  kOffer = 1,       // server: transports it offers, each with a blob; first message of a session
   kRegions = 2,     // server: regions added
   kRegionGone = 3,  // server: key released
   kSync = 4,        // server: all regions that existed at the handshake have been sent
@@ -91,6 +92,12 @@ struct MessageHeader {
   uint16_t reserved;
 };
 static_assert(sizeof(MessageHeader) == 8);
+
+// What a peer says about one of its transports. Only that transport understands the blob.
+struct Offer {
+  std::string transport;
+  std::string blob;
+};
 
 struct RegionRecord {
   uint64_t key;
@@ -204,8 +211,8 @@ void append_message(std::string *out, Message type, std::string_view body);
 void encode_region(Writer &writer, const RegionRecord &region);
 // False when the body is malformed.
 bool decode_regions(std::string_view body, std::vector<RegionRecord> *out);
-void encode_offer(Writer &writer, const std::vector<std::string> &transports);
-bool decode_offer(std::string_view body, std::vector<std::string> *transports);
+void encode_offer(Writer &writer, const Offer &offer);
+bool decode_offer(std::string_view body, std::vector<Offer> *offers);
 
 template <size_t N>
 void set_text(char (&out)[N], std::string_view text) {

@@ -27,10 +27,10 @@ TEST(Stats, EveryEndIsCountedOnItsPath) {
   Transfer read(quiet.peer, MP_READ, false, kNever), write(quiet.peer, MP_WRITE, false, kNever);
   read.bytes = 10;
   write.bytes = 300;
-  stats.count_transfer(read, true, MP_COMPLETED);
-  stats.count_transfer(write, true, MP_COMPLETED);
-  for (const mp_transfer_state state : {MP_FAILED, MP_STOPPED, MP_EXPIRED}) stats.count_transfer(read, true, state);
-  stats.count_transfer(read, false, MP_COMPLETED);
+  stats.count_transfer(read, "tcp", MP_COMPLETED);
+  stats.count_transfer(write, "tcp", MP_COMPLETED);
+  for (const mp_transfer_state state : {MP_FAILED, MP_STOPPED, MP_EXPIRED}) stats.count_transfer(read, "tcp", state);
+  stats.count_transfer(read, "local", MP_COMPLETED);
   EXPECT_EQ(stats.tcp.transfers.load(), 5u);
   EXPECT_EQ(stats.tcp.completed.load(), 2u);
   EXPECT_EQ(stats.tcp.failed.load(), 1u);

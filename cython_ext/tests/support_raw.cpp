@@ -172,7 +172,7 @@ bool RawServer::greet(Fd fd) {
   if (hello.kind == wire::kControl) {
     std::string offer, regions;
     wire::Writer offer_writer(&offer), regions_writer(&regions);
-    wire::encode_offer(offer_writer, {"tcp"});
+    wire::encode_offer(offer_writer, {"tcp", ""});
     wire::encode_region(regions_writer, {kKey, region_bytes_, 1, MP_REGION_WRITABLE, "kv"});
     if (!send_message(fd.get(), wire::kOffer, offer) || !send_message(fd.get(), wire::kRegions, regions) ||
         !send_message(fd.get(), wire::kSync, {})) {

@@ -64,31 +64,40 @@ TEST(Wire, RandomBytesAreNeverReadPastTheirEnd) {
     for (size_t at = 28; at + 4 <= bytes.size(); at += 32) bytes[at + 1] = bytes[at + 2] = bytes[at + 3] = 0;
     const std::string_view body(reinterpret_cast<const char *>(bytes.data()), bytes.size());
     std::vector<RegionRecord> regions;
-    std::vector<std::string> offers;
+    std::vector<Offer> offers;
     decode_regions(body, &regions);
     decode_offer(body, &offers);
     for (const RegionRecord &region : regions) EXPECT_LE(region.name.size(), kRegionNameMax);
-    for (const std::string &offer : offers) EXPECT_LE(offer.size(), 15u);
+    for (const Offer &offer : offers) {
+      EXPECT_LE(offer.transport.size(), 15u);
+      EXPECT_LE(offer.blob.size(), kOfferBytesMax);
+    }
   }
 }
 
 TEST(Wire, OffersComeBackAsTheyWereSent) {
-  const std::vector<std::string> sent = {"local", "tcp", "cuda_ipc"};
+  const std::vector<Offer> sent = {{"local", ""}, {"tcp", std::string("\0\1", 2)}, {"cuda_ipc", std::string(512, 'b')}};
   std::string body;
   Writer writer(&body);
-  encode_offer(writer, sent);
-  std::vector<std::string> got;
+  for (const Offer &offer : sent) encode_offer(writer, offer);
+  std::vector<Offer> got;
   ASSERT_TRUE(decode_offer(body, &got));
-  EXPECT_EQ(got, sent);
+  ASSERT_EQ(got.size(), sent.size());
+  for (size_t i = 0; i < sent.size(); ++i) {
+    EXPECT_EQ(got[i].transport, sent[i].transport);
+    EXPECT_EQ(got[i].blob, sent[i].blob);
+  }
   EXPECT_FALSE(decode_offer(std::string_view(body).substr(0, body.size() - 1), &got));
 }
 
-TEST(Wire, TransportNamesThatDoNotFitAnErrorsPathAreRefused) {
-  std::string body;
-  Writer writer(&body);
-  encode_offer(writer, {std::string(16, 't')});
-  std::vector<std::string> got;
-  EXPECT_FALSE(decode_offer(body, &got));
+TEST(Wire, OffersThatDoNotFitAreRefused) {
+  for (const Offer &offer : {Offer{std::string(16, 't'), ""}, Offer{"tcp", std::string(kOfferBytesMax + 1, 'b')}}) {
+    std::string body;
+    Writer writer(&body);
+    encode_offer(writer, offer);
+    std::vector<Offer> got;
+    EXPECT_FALSE(decode_offer(body, &got)) << offer.transport;
+  }
 }
 
 TEST(Wire, ReaderFailsForGoodAfterTheFirstShortField) {

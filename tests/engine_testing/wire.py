@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 MAGIC = b"MOONPOOL"
-VERSION = 1
+VERSION = 2
 CONTROL, LANE = 1, 2
 READ, WRITE = 1, 2
 FLAG_DIGEST = 1

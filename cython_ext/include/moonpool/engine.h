@@ -167,8 +167,9 @@ typedef struct mp_peer_info {
   uint8_t incarnation[16]; /* of the present connection */
   char name[128];
   char address[128];
-  char path[16];    /* the transport in use: "local" or "tcp" */
-  uint64_t regions; /* known remote regions */
+  char path[16];      /* the cheapest transport in use: "local", "shm" or "tcp" */
+  char fallback[256]; /* why cheaper transports are not used, "" when there is none */
+  uint64_t regions;   /* known remote regions */
 } mp_peer_info;
 
 /* Asked about every 100 ms by calls that wait for a connection; anything but 0 ends them with MP_CANCELLED. */

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels of copy.cpp and digest.cpp for processors with AVX2; the callers ask the processor first.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace moonpool {
+
+#if defined(__x86_64__)
+// `to` is aligned to 32 bytes, `nbytes` is a multiple of 128.
+void stream_avx2(uint8_t *to, const uint8_t *from, size_t nbytes);
+// The same of a whole leaf, whatever the alignment. Returns XXH3-64 of the bytes that were put at `to`.
+uint64_t stream_leaf_avx2(uint8_t *to, const uint8_t *from, size_t nbytes);
+uint64_t xxh3_avx2(const void *data, size_t nbytes);
+#endif
+
+}  // namespace moonpool

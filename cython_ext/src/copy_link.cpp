@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "copy_link.hpp"
+
+#include <algorithm>
+
+#include "engine.hpp"
+#include "peer.hpp"
+
+namespace moonpool {
+
+namespace {
+
+constexpr uint32_t kDescsPerSlice = 1000;
+// Less than this is copied faster than another thread is woken.
+constexpr uint64_t kInlineBytes = 256 * 1024;
+
+}  // namespace
+
+CopyLink::CopyLink(const std::shared_ptr<Peer> &peer, const char *path)
+    : engine_(peer->engine()), label_(peer->label()), path_(path), queue_(kDescsPerSlice) {}
+
+void CopyLink::submit(const std::shared_ptr<Transfer> &transfer) {
+  const uint64_t slice = engine_.config.slice_bytes;
+  if (!queue_.push(transfer, slice)) {
+    transfer->fail(make_error(MP_PEER_LOST, "the connection to the peer ended"));
+    return;
+  }
+  if (transfer->bytes <= kInlineBytes) {
+    while (!transfer->finished() && copy_one()) {
+    }
+    return;
+  }
+  start(transfer->bytes / slice + 1);
+}
+
+void CopyLink::adopt(std::vector<Work> work, const Error &cause) {
+  for (Work &one : work) {
+    if (!queue_.push_front(one)) one.transfer->descs_failed(one.begin, one.end, cause);
+  }
+  start(work.size());
+}
+
+void CopyLink::cancel(Transfer &transfer) {
+  // Slices that are being copied right now end by themselves.
+  for (const Work &work : queue_.remove(transfer)) {
+    transfer.descs_failed(work.begin, work.end, transfer.stop_cause());
+  }
+}
+
+void CopyLink::assist(Transfer &transfer, int64_t until) {
+  while (!transfer.finished() && now_ns() < until && copy_one()) {
+  }
+}
+
+void CopyLink::shutdown(const Error &cause, bool) {
+  closed_.store(true, std::memory_order_release);
+  for (const Work &work : queue_.close()) {
+    const bool stopping = work.transfer->stopping();
+    work.transfer->descs_failed(work.begin, work.end, stopping ? work.transfer->stop_cause() : cause);
+  }
+}
+
+void CopyLink::start(size_t slices) {
+  for (size_t i = std::min(slices, engine_.io_count()); i > 0; --i) post_copy();
+}
+
+void CopyLink::post_copy() {
+  engine_.next_io().post([weak = weak_from_this()] {
+    // One slice a turn, so that sockets of the same thread are not kept waiting.
+    if (auto self = weak.lock(); self != nullptr && self->copy_one() && !self->queue_.empty()) self->post_copy();
+  });
+}
+
+Error CopyLink::refusal(mp_status status) const {
+  Error error = make_error(status, std::string("the peer refused a descriptor: ") + status_text(status));
+  error.peer = label_;
+  error.path = path_;
+  return error;
+}
+
+bool CopyLink::copy_one() {
+  Work work;
+  if (!queue_.pull(&work)) return false;
+  if (work.transfer->stopping()) {
+    work.transfer->descs_failed(work.begin, work.end, work.transfer->stop_cause());
+  } else {
+    copy(work);
+  }
+  return true;
+}
+
+}  // namespace moonpool

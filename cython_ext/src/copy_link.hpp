@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// What paths have in common whose bytes this process copies itself: by the submitting thread when it is little, by the
+// I/O threads and the waiting thread when it is much.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "copy.hpp"
+#include "link.hpp"
+#include "work_queue.hpp"
+
+namespace moonpool {
+
+class CopyLink : public Link, public std::enable_shared_from_this<CopyLink> {
+ public:
+  CopyLink(const std::shared_ptr<Peer> &peer, const char *path);
+
+  const char *path() const override { return path_; }
+  void submit(const std::shared_ptr<Transfer> &transfer) override;
+  void adopt(std::vector<Work> work, const Error &cause) override;
+  void cancel(Transfer &transfer) override;
+  void assist(Transfer &transfer, int64_t until) override;
+  void shutdown(const Error &cause, bool settled) override;
+
+ protected:
+  // Moves every descriptor of `work` and reports each.
+  virtual void copy(const Work &work) = 0;
+  // Copies descriptors [begin, end). `resolve(desc, &address)` says where the remote bytes are, or why they may not be
+  // touched. `release()` is called before anything is reported, because an owner who waits for the end may release the
+  // region right away; what it returns is what became of descriptors that were copied.
+  template <class Resolve, class Release>
+  void copy_descs(Transfer &transfer, uint32_t begin, uint32_t end, Resolve resolve, Release release);
+  Error refusal(mp_status status) const;
+  bool closed() const { return closed_.load(std::memory_order_acquire); }
+
+  Engine &engine_;
+  const std::string label_;
+
+ private:
+  bool copy_one();
+  void post_copy();
+  void start(size_t slices);
+
+  const char *const path_;
+  WorkQueue queue_;
+  std::atomic<bool> closed_{false};
+};
+
+template <class Resolve, class Release>
+void CopyLink::copy_descs(Transfer &transfer, uint32_t begin, uint32_t end, Resolve resolve, Release release) {
+  const bool write = transfer.op == MP_WRITE;
+  const bool streaming = transfer.bytes >= kStreamingBytes;
+  std::vector<uint64_t> digests(transfer.digest ? end - begin : 0);
+  std::vector<std::pair<uint32_t, mp_status>> failed;
+  for (uint32_t i = begin; i < end; ++i) {
+    const Desc &desc = transfer.descs[i];
+    uint8_t *remote = nullptr;
+    const mp_status status = resolve(desc, &remote);
+    if (status != MP_OK) {
+      failed.emplace_back(i, status);
+      continue;
+    }
+    uint8_t *to = write ? remote : desc.local;
+    const uint8_t *from = write ? desc.local : remote;
+    if (transfer.digest) {
+      digests[i - begin] = copy_leaf(to, from, desc.length, streaming);
+    } else {
+      copy_bytes(to, from, desc.length, streaming);
+    }
+  }
+  const Error lost = release();
+  uint32_t at = begin;
+  const auto moved_until = [&](uint32_t until) {
+    if (at < until && lost) transfer.descs_failed(at, until, lost);
+    if (at < until && !lost) transfer.descs_done(at, until, transfer.digest ? digests.data() + (at - begin) : nullptr);
+    at = until + 1;
+  };
+  for (const auto &[index, status] : failed) {
+    moved_until(index);
+    transfer.descs_failed(index, index + 1, refusal(status));
+  }
+  moved_until(end);
+}
+
+}  // namespace moonpool

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which transport moves what: the cheapest that both ends offer and that takes the transfer. A path that fails is taken
+// out, tried again later, and what it left goes on over the next one.
+#include <algorithm>
+
+#include "engine.hpp"
+#include "peer.hpp"
+
+namespace moonpool {
+
+namespace {
+
+std::string join(const std::vector<std::string> &names) {
+  std::string text;
+  for (const std::string &name : names) text += (text.empty() ? "" : ", ") + name;
+  return text.empty() ? "none" : text;
+}
+
+std::string short_text(const Error &error) {
+  return error.cause.empty() ? error.message : error.message + ": " + error.cause;
+}
+
+}  // namespace
+
+std::vector<Peer::Path> Peer::possible_paths(const std::vector<Offer> &offers, const Id128 &incarnation) const {
+  const Config &config = engine_->config;
+  std::vector<Path> paths;
+  for (const auto &transport : engine_->transports) {
+    const std::string name = transport->name();
+    const bool required = config.require.empty() || config.require == name;
+    const auto &allowed = config.transports;
+    if (!required || std::find(allowed.begin(), allowed.end(), name) == allowed.end()) continue;
+    Path path;
+    path.transport = transport.get();
+    const auto offer = std::find_if(offers.begin(), offers.end(), [&](const Offer &o) { return o.transport == name; });
+    if (offer == offers.end()) {
+      path.why_not = "the peer does not offer it";
+    } else {
+      path.offer = offer->blob;
+      path.why_not = transport->unreachable(incarnation, offer->blob);
+    }
+    path.possible = path.why_not.empty();
+    paths.push_back(std::move(path));
+  }
+  return paths;
+}
+
+// While connecting: tries the next path, or gives up.
+void Peer::advance() {
+  Transport *next = nullptr;
+  {
+    std::lock_guard lock(mutex_);
+    if (state_ != State::kConnecting) return;
+    for (Path &path : paths_) {
+      if (!path.possible || !path.why_not.empty()) continue;
+      next = path.transport;
+      path.connecting = true;
+      break;
+    }
+  }
+  if (next != nullptr) return connect_path(*next);
+  std::vector<std::string> ours, reasons;
+  {
+    std::lock_guard lock(mutex_);
+    for (const Path &path : paths_) {
+      ours.emplace_back(path.transport->name());
+      reasons.push_back(std::string(path.transport->name()) + ": " + path.why_not);
+    }
+  }
+  const std::string &require = engine_->config.require;
+  Error error = make_error(MP_TRANSPORT_UNAVAILABLE,
+                           require.empty() ? "no transport that both sides allow reaches the peer"
+                                           : "the required transport \"" + require + "\" does not reach the peer",
+                           "this engine may use " + join(require.empty() ? engine_->config.transports : ours) +
+                               "; change `transports` or `require` here or there");
+  for (const std::string &reason : reasons) error.cause += (error.cause.empty() ? "" : "; ") + reason;
+  fail_connect(describe(std::move(error), ""));
+}
+
+void Peer::connect_path(Transport &transport) {
+  std::string offer;
+  uint64_t connection;
+  {
+    std::lock_guard lock(mutex_);
+    const auto path = find_path_locked(transport.name());
+    if (path == paths_.end()) return;
+    offer = path->offer;
+    connection = connection_;
+  }
+  const int64_t deadline = now_ns() + int64_t{engine_->config.connect_timeout_ms} * kMillisecond;
+  transport.connect(shared_from_this(), offer, deadline,
+                    [weak = weak_from_this(), connection, name = std::string(transport.name())](
+                        std::shared_ptr<Link> link, const Error &error) {
+                      const auto self = weak.lock();
+                      if (self != nullptr && self->on_path(connection, name, link, error)) return;
+                      if (link != nullptr) link->shutdown(make_error(MP_CLOSED, "the peer was closed"), true);
+                    });
+}
+
+// False when nobody waits for this path any more.
+bool Peer::on_path(uint64_t connection, const std::string &name, const std::shared_ptr<Link> &link,
+                   const Error &error) {
+  bool first;
+  std::vector<std::shared_ptr<Transfer>> waiting;
+  {
+    std::lock_guard lock(mutex_);
+    const auto path = find_path_locked(name);
+    if (connection != connection_ || path == paths_.end()) return false;
+    path->connecting = false;
+    path->link = link;
+    if (link == nullptr) {
+      out_of_use_locked(*path, error);
+    } else {
+      path->why_not.clear();
+      path->backoff.reset();
+    }
+    first = state_ == State::kConnecting;
+    if (!first) waiting.swap(waiting_);
+  }
+  if (first && link != nullptr) become_ready();
+  if (first && link == nullptr) advance();
+  for (const auto &transfer : waiting) submit(transfer);
+  return true;
+}
+
+void Peer::out_of_use_locked(Path &path, const Error &cause) {
+  path.link.reset();
+  path.why_not = short_text(cause);
+  path.backoff.grow();
+  path.retry_at = now_ns() + path.backoff.wait_ns();
+}
+
+std::vector<Peer::Path>::iterator Peer::find_path_locked(const std::string &name) {
+  return std::find_if(paths_.begin(), paths_.end(), [&](const Path &path) { return path.transport->name() == name; });
+}
+
+// The path for a transfer. nullptr: keep the transfer until a path is connected, or `*error` says why there is none.
+std::shared_ptr<Link> Peer::route(const Transfer &transfer, Error *error) {
+  for (;;) {
+    Transport *connect = nullptr;
+    {
+      std::lock_guard lock(mutex_);
+      bool wait = false;
+      for (Path &path : paths_) {
+        if (path.link != nullptr) {
+          if (path.link->takes(transfer)) return path.link;
+        } else if (path.connecting) {
+          wait = true;
+        } else if (path.possible && path.retry_at <= now_ns()) {
+          path.connecting = true;
+          connect = path.transport;
+          break;
+        }
+      }
+      if (connect == nullptr && !wait) {
+        *error = make_error(MP_TRANSPORT_UNAVAILABLE, "no path to the peer takes this transfer",
+                            "allow \"tcp\" in `transports`, or see `peer.fallback`");
+        error->cause = fallback_locked();
+      }
+    }
+    if (connect == nullptr) return nullptr;
+    connect_path(*connect);
+  }
+}
+
+void Peer::path_failed(const Link &link, const Error &cause) {
+  std::lock_guard lock(mutex_);
+  for (Path &path : paths_) {
+    if (path.link.get() != &link) continue;
+    engine_->stats.paths_failed.fetch_add(1);
+    return out_of_use_locked(path, cause);
+  }
+}
+
+void Peer::move_on(std::vector<Work> work, const Error &cause) {
+  for (Work &one : work) {
+    const std::shared_ptr<Transfer> transfer = one.transfer;
+    Error error;
+    std::shared_ptr<Link> link;
+    if (!transfer->stopping()) link = route(*transfer, &error);
+    if (link == nullptr) {
+      transfer->descs_failed(one.begin, one.end, transfer->stopping() ? transfer->stop_cause() : cause);
+      continue;
+    }
+    engine_->stats.retries.fetch_add(1);
+    transfer->set_link(link);
+    std::vector<Work> alone;
+    alone.push_back(std::move(one));
+    link->adopt(std::move(alone), cause);
+  }
+}
+
+// Why the paths are not used that would be cheaper than the one in use.
+std::string Peer::fallback_locked() const {
+  std::string text;
+  for (const Path &path : paths_) {
+    if (path.link != nullptr) break;
+    if (path.why_not.empty()) continue;
+    text += (text.empty() ? "" : "; ") + std::string(path.transport->name()) + ": " + path.why_not;
+  }
+  return text;
+}
+
+std::vector<std::shared_ptr<Link>> Peer::links_locked() const {
+  std::vector<std::shared_ptr<Link>> links;
+  for (const Path &path : paths_) {
+    if (path.link != nullptr) links.push_back(path.link);
+  }
+  return links;
+}
+
+}  // namespace moonpool
