@@ -63,6 +63,11 @@ sanitize-address sanitize-thread: sanitize-%: $(STAMPS)/system-test
 $(SUITES:%=test-%): test-%: $(STAMPS)/installed $(STAMPS)/test
 	@$(SUITE) $* $(BIN)/pytest -n $(JOBS) tests/$* $(ARGS)
 
+SOAK_SECONDS ?= 600
+.PHONY: soak
+soak: $(STAMPS)/installed $(STAMPS)/test  ## Random transfers and faults for SOAK_SECONDS (600): every byte checked, nothing grows
+	@$(SUITE) soak env PYTHONPATH=tests $(BIN)/python -m chaos.soak --seconds $(SOAK_SECONDS) $(ARGS)
+
 .PHONY: docs
 docs: $(STAMPS)/installed  ## Write the reference pages that are generated from the code
 	$(BIN)/python tools/settings_reference.py docs/settings.md

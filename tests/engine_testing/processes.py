@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Targets in other processes: `engine_testing.target` started, asked and killed."""
+"""Engines in other processes: started, asked, stopped and killed."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ if TYPE_CHECKING:
 _TESTS = str(Path(__file__).parents[1])
 
 
-class Target:
-    """An engine in another process. Every call is answered or fails within `timeout` seconds.
+class Program:
+    """A Python module that obeys (`engine_testing.obeying`), in a process of its own.
+
+    Every call is answered or fails within `timeout` seconds.
 
     Args:
-        regions: name -> length of the regions it allocates, filled with `pattern`.
-        options: keyword arguments of its `TransferEngine`.
+        module: its name; it gets `setup` as JSON.
     """
 
-    def __init__(self, regions: dict[str, int] | None = None, *, timeout: float = 100.0, **options: Any) -> None:
+    def __init__(self, module: str, setup: dict[str, Any], *, timeout: float = 100.0) -> None:
         self._timeout = timeout
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "engine_testing.target", json.dumps({"regions": regions or {}, "options": options})],
+            [sys.executable, "-m", module, json.dumps(setup)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -47,7 +48,7 @@ class Target:
         self.pid = self._process.pid
 
     def ask(self, command: str, **arguments: Any) -> Any:
-        """Run one of the commands of `engine_testing.target` there, and return its answer."""
+        """Run one of its commands there, and return the answer."""
         self._stdin.write(json.dumps({"command": command, **arguments}) + "\n")
         self._stdin.flush()
         return self._read()
@@ -93,18 +94,30 @@ class Target:
     ) -> None:
         status = self.close()
         if kind is None:
-            assert status in (0, -signal.SIGKILL), f"target ended with status {status}"
+            assert status in (0, -signal.SIGKILL), f"the process ended with status {status}"
 
     def _read(self) -> Any:
         with selectors.DefaultSelector() as selector:
             selector.register(self._stdout, selectors.EVENT_READ)
             if not selector.select(self._timeout):
                 self.kill()
-                raise TimeoutError("the target did not answer")
+                raise TimeoutError("the process did not answer")
         line = self._stdout.readline()
         if not line:
-            raise ConnectionError(f"the target ended with status {self._process.wait(self._timeout)}")
+            raise ConnectionError(f"the process ended with status {self._process.wait(self._timeout)}")
         answer = json.loads(line)
         if isinstance(answer, dict) and "failure" in answer:
-            raise RuntimeError(f"in the target: {answer['failure']}")
+            raise RuntimeError(f"in the process: {answer['failure']}")
         return answer
+
+
+class Target(Program):
+    """An engine in another process, with the commands of `engine_testing.target`.
+
+    Args:
+        regions: name -> length of the regions it allocates, filled with `pattern`.
+        options: keyword arguments of its `TransferEngine`.
+    """
+
+    def __init__(self, regions: dict[str, int] | None = None, *, timeout: float = 100.0, **options: Any) -> None:
+        super().__init__("engine_testing.target", {"regions": regions or {}, "options": options}, timeout=timeout)

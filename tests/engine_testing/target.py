@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program that `engine_testing.processes.Target` runs: an engine that obeys one JSON line at a time.
-
-The first line it writes says that it is ready. It ends when its standard input does.
-"""
+"""The program that `engine_testing.processes.Target` runs: an engine that does what it is told."""
 
 from __future__ import annotations
 
@@ -10,11 +7,11 @@ import json
 import mmap
 import resource
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from engine_testing.fixtures import PATIENT
+from engine_testing.obeying import obey
 from engine_testing.patterns import fill, pattern
 from moonpool.transfer_engine import Peer, Region, TransferEngine
 
@@ -101,19 +98,7 @@ def main() -> None:
         commands = Commands(engine)
         for name, nbytes in setup["regions"].items():
             commands.allocate(name, nbytes)
-        answer({"address": engine.address, "incarnation": engine.incarnation})
-        for line in sys.stdin:
-            message = json.loads(line)
-            command: Callable[..., Any] = getattr(commands, message.pop("command"))
-            try:
-                answer(command(**message))
-            except Exception as error:  # noqa: BLE001 - it is reported to the test
-                answer({"failure": f"{type(error).__name__}: {error}"})
-
-
-def answer(value: Any) -> None:
-    sys.stdout.write(json.dumps(value) + "\n")
-    sys.stdout.flush()
+        obey(commands, {"address": engine.address, "incarnation": engine.incarnation})
 
 
 if __name__ == "__main__":
