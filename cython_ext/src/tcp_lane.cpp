@@ -23,6 +23,12 @@ constexpr int kTurnSteps = 256;
 constexpr size_t kFramesInFlight = 64;
 constexpr uint64_t kReadBytesInFlight = 2u << 20;
 
+Error broke_while_receiving(const Step &step) {
+  Error error = make_error(MP_PEER_LOST, "a lane broke while receiving");
+  error.cause = step.kind == Step::kEnded ? "closed by the peer" : errno_text(step.err);
+  return error;
+}
+
 }  // namespace
 
 TcpLane::TcpLane(TcpLink &link, IoThread &io) : link_(link), engine_(link.engine()), io_(io) {
@@ -206,7 +212,8 @@ bool TcpLane::send_locked() {
 
 // True when something was received.
 bool TcpLane::receive_locked() {
-  if (frames_.empty() || (sending_ && frames_.size() == 1)) return false;
+  if (frames_.empty()) return false;
+  if (sending_ && frames_.size() == 1) return check_silence_locked();
   Step step;
   if (!in_payload_) {
     if (header_got_ < sizeof header_) {
@@ -226,9 +233,7 @@ bool TcpLane::receive_locked() {
   }
   if (step.kind == Step::kBlocked) return false;
   if (step.kind != Step::kMoved) {
-    Error cause = make_error(MP_PEER_LOST, "a lane broke while receiving");
-    cause.cause = step.kind == Step::kEnded ? "closed by the peer" : errno_text(step.err);
-    cut_locked(std::move(cause));
+    cut_locked(broke_while_receiving(step));
     return false;
   }
   turn_bytes_ += step.bytes;
@@ -240,6 +245,20 @@ bool TcpLane::receive_locked() {
     return true;
   }
   return receive_header_locked();
+}
+
+// The only request is still being sent, so all that can come is the end of the connection, or nonsense. Either must be
+// read: the socket would stay ready, and whoever watches it would never rest.
+bool TcpLane::check_silence_locked() {
+  Step step{Step::kMoved};
+  if (header_got_ == 0) step = receive_bytes(fd(), &header_, sizeof header_);
+  if (step.kind == Step::kBlocked) return false;
+  if (step.kind == Step::kMoved) {
+    cut_locked(make_error(MP_PROTOCOL, "the peer answered a request before it had all of it"));
+  } else {
+    cut_locked(broke_while_receiving(step));
+  }
+  return false;
 }
 
 bool TcpLane::receive_header_locked() {

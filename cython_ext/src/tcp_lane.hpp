@@ -59,6 +59,7 @@ class TcpLane : public Handler, public std::enable_shared_from_this<TcpLane> {
   bool send_locked();
   bool start_frame_locked();
   bool receive_locked();
+  bool check_silence_locked();
   bool receive_header_locked();
   bool begin_payload_locked();
   void finish_frame_locked();

@@ -14,9 +14,10 @@ constexpr uint64_t kBytes = 4u << 20;
 class EngineStall : public ::testing::Test {
  protected:
   // One lane, so that it is known which one carries what.
-  void connect(uint32_t progress_timeout_ms) {
+  void connect(uint32_t progress_timeout_ms, uint64_t slice_bytes = 0) {
     source_ = std::make_unique<TestEngine>([=](mp_config &config) {
       config.lanes = 1;
+      config.slice_bytes = slice_bytes;
       config.progress_timeout_ms = progress_timeout_ms;
     });
     region_ = source_->add(memory_, "local");
@@ -66,6 +67,18 @@ TEST_F(EngineStall, AWriteIsSentAgainOnlyAfterTheOldLaneIsFenced) {
   ASSERT_TRUE(answer(target_.lane(1), *again));
   EXPECT_EQ(finish(writing), MP_COMPLETED);
   EXPECT_EQ(source_->stat({"retries"}), 1);
+}
+
+// The socket stays readable, so a lane that only waited until it can send on would look at it without end.
+TEST_F(EngineStall, AnAnswerBeforeTheRequestIsThereEndsTheLane) {
+  connect(kNever, kBytes);
+  const TransferHandle writing = start(MP_WRITE, kBytes);
+  wire::RequestHead head;
+  ASSERT_TRUE(receive_struct(target_.lane(0), &head));  // and nothing of the payload, which is more than sockets hold
+  const wire::ResponseHeader early{wire::kResponseMagic, 0, {}, 0, 0, head.header.id, 0};
+  ASSERT_TRUE(send_struct(target_.lane(0), early));
+  EXPECT_GE(target_.lane(1), 0) << "the lane is replaced";
+  EXPECT_EQ(source_->stat({"lane_errors"}), 1);
 }
 
 TEST_F(EngineStall, AnAnswerToAnotherFenceChangesNothing) {
