@@ -162,15 +162,22 @@ cdef class Engine:
         same_process(self)
         return json_text(self.handle)
 
-    def allocate(self, type region_type, nbytes, name):
+    def allocate(self, type region_type, nbytes, name, writable, huge_pages, numa_node):
         cdef Region region = new_object(region_type)
         cdef bytes name_text = encoded_or_none(name, "name", MP_INVALID_ARGUMENT)
         cdef const char *name_pointer = pointer(name_text)
         cdef uint64_t size = length(nbytes)
+        cdef mp_allocation allocation
         cdef mp_error error
         cdef mp_status status
+        mp_allocation_init(&allocation)
+        allocation.flags = MP_REGION_WRITABLE if flag(writable, "writable") else 0
+        if huge_pages is not None:
+            allocation.huge_pages = MP_HUGE_PAGES_REQUIRED if flag(huge_pages, "huge_pages") else MP_HUGE_PAGES_NEVER
+        if numa_node is not None:
+            allocation.numa_node = node(numa_node)
         with nogil:
-            status = mp_region_allocate(self.handle, size, name_pointer, &region.handle, &error)
+            status = mp_region_allocate(self.handle, size, name_pointer, &allocation, &region.handle, &error)
         check(status, &error)
         region.opened(self, name_text)
         return region

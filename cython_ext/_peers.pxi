@@ -40,13 +40,13 @@ cdef class Peer:
         return 0
 
     def _info(self):
-        """Return (state, incarnation, name, address, path, regions)."""
+        """Return (state, incarnation, name, address, path, fallback, regions)."""
         cdef mp_peer_info info
         self.usable()
         with nogil:
             mp_peer_get_info(self.handle, &info)
         return (info.state, hexadecimal(info.incarnation), text(info.name), text(info.address), text(info.path),
-                info.regions)
+                text(info.fallback), info.regions)
 
     def _label(self):
         """Return "name (host:port)", as mp_error writes it."""

@@ -69,7 +69,7 @@ cdef class Region:
         if self.released or self.handle == NULL:
             raise mistake(MP_REGION_RELEASED, f"region {self.name!r} is released", "a view taken while it was live")
         PyBuffer_FillInfo(buffer, self, self.info.address, <Py_ssize_t>self.info.length,
-                          not self.info.flags & MP_REGION_WRITABLE, flags)
+                          not self.info.engine_owned and not self.info.flags & MP_REGION_WRITABLE, flags)
         self.uses += 1
 
     def __releasebuffer__(self, Py_buffer *buffer):
@@ -102,6 +102,14 @@ cdef class Region:
     @property
     def allocated(self):
         return self.info.engine_owned != 0
+
+    @property
+    def shared(self):
+        return self.info.flags & MP_REGION_SHARED != 0
+
+    @property
+    def page_bytes(self):
+        return self.info.page_bytes or None
 
 
 cdef inline mp_region *pin(Region region) noexcept:

@@ -125,6 +125,13 @@ cdef uint64_t length(object nbytes) except? 0:
     return value
 
 
+cdef int32_t node(object value) except -1:
+    number = whole_number(value, "numa_node", "the number of a NUMA node as an int")
+    if not 0 <= number <= 2147483647:
+        raise mistake(MP_INVALID_ARGUMENT, f"numa_node is {shown(value)}", "0 or more, or None for any node")
+    return number
+
+
 # ------------------------------------------------------------------------------------------------ memory
 
 cdef int plain_buffer(object value, Py_buffer *view, str what, str expected) except -1:

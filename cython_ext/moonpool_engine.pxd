@@ -7,6 +7,11 @@ cdef extern from "moonpool/engine.h" nogil:
     enum:
         MP_ABI_VERSION
         MP_REGION_WRITABLE
+        MP_REGION_SHARED
+        MP_HUGE_PAGES_AUTO
+        MP_HUGE_PAGES_NEVER
+        MP_HUGE_PAGES_REQUIRED
+        MP_NUMA_ANY
         MP_DIGEST_LEAF_BYTES
 
     ctypedef struct mp_engine:
@@ -101,9 +106,16 @@ cdef extern from "moonpool/engine.h" nogil:
         void *address
         uint32_t flags
         int32_t engine_owned
+        uint64_t page_bytes
 
-    mp_status mp_region_allocate(mp_engine *engine, uint64_t nbytes, const char *name, mp_region **region,
-                                 mp_error *error)
+    ctypedef struct mp_allocation:
+        uint32_t flags
+        int32_t huge_pages
+        int32_t numa_node
+
+    void mp_allocation_init(mp_allocation *allocation)
+    mp_status mp_region_allocate(mp_engine *engine, uint64_t nbytes, const char *name,
+                                 const mp_allocation *allocation, mp_region **region, mp_error *error)
     mp_status mp_region_register(mp_engine *engine, void *address, uint64_t nbytes, const char *name, uint32_t flags,
                                  mp_region **region, mp_error *error)
     mp_status mp_region_release(mp_region *region, mp_error *error)
@@ -131,6 +143,7 @@ cdef extern from "moonpool/engine.h" nogil:
         char name[128]
         char address[128]
         char path[16]
+        char fallback[256]
         uint64_t regions
 
     ctypedef int32_t (*mp_interrupt)(void *context) noexcept nogil

@@ -149,21 +149,35 @@ class TransferEngine:
 
     # ---------------------------------------------------------------- memory
 
-    def allocate(self, nbytes: int, name: str | None = None) -> Region:
-        """Allocate a writable region of zeroed, page-aligned memory.
+    def allocate(
+        self,
+        nbytes: int,
+        name: str | None = None,
+        *,
+        writable: bool = True,
+        huge_pages: bool | None = None,
+        numa_node: int | None = None,
+    ) -> Region:
+        """Allocate a region of zeroed, page-aligned memory.
+
+        With a name it is memory that peers on the same host can map, which is their fastest way to it.
 
         Args:
             nbytes: its length, at least 1.
             name: what peers find it by: up to 255 bytes of UTF-8, unique among the live regions of the engine. Without
                 a name only this engine uses it, as the local side of transfers.
+            writable: whether peers may write it. This process always may.
+            huge_pages: True: 2 MiB pages, at once, or an error. False: none. None: wherever the kernel offers them for
+                such memory, from 2 MiB on.
+            numa_node: the preferred NUMA node. None: the node of the thread that touches a page first.
 
         Raises:
             OutOfRangeError: `nbytes` is not positive.
             OutOfMemoryError: there is no such memory.
-            InvalidArgumentError: the name is taken or too long.
+            InvalidArgumentError: the name is taken or too long, or the host has no such node.
             LimitError: ``regions_max`` regions are registered.
         """
-        return self._lifetime.adopt(self._native.allocate(Region, nbytes, name))
+        return self._lifetime.adopt(self._native.allocate(Region, nbytes, name, writable, huge_pages, numa_node))
 
     def register(self, source: Any, name: str | None = None, *, writable: bool = True) -> Region:
         """Register memory that exists already. Nothing is copied.

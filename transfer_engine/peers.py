@@ -35,6 +35,7 @@ class _Info(NamedTuple):
     name: str
     address: str
     path: str
+    fallback: str
     regions: int
 
 
@@ -69,8 +70,16 @@ class Peer(_native.Peer):
 
     @property
     def path(self) -> str:
-        """The transport in use: ``"local"`` or ``"tcp"``."""
+        """The cheapest transport in use: ``"local"``, ``"shm"`` or ``"tcp"``."""
         return _Info(*self._info()).path
+
+    @property
+    def fallback(self) -> str:
+        """Why transports are not used that would be cheaper than `path`; empty when there is none.
+
+        Up to 255 bytes, for people: ``"local: the peer is another process; shm: the peer is on another host"``.
+        """
+        return _Info(*self._info()).fallback
 
     @property
     def state(self) -> PeerState:

@@ -31,8 +31,12 @@ class Region(_native.Region):
         key: the random 64-bit token that peers must name in a request.
         id: a number unique in this engine.
         generation: how often this engine had reused the slot of the region.
-        writable: whether peers may write it and reads may land in it.
+        writable: whether peers may write it. Reads of this engine may land in it then, or when it is `allocated`.
         allocated: True when the engine owns the memory.
+        shared: whether peers on the same host can map it: allocated memory with a name. Such memory is also shared
+            with forked children, while other allocated memory is copied for them when either side writes.
+        page_bytes: the page size of allocated memory, as far as it is certain: 2 MiB after ``huge_pages=True``. None
+            for registered memory.
         released: True once it has been released or its engine closed.
     """
 
@@ -52,6 +56,9 @@ class Region(_native.Region):
 
         Raises:
             RegionBusyError: a transfer that is not settled uses it. Wait for it or cancel it first.
+
+        A process on the same host that was stopped in the middle of a copy is waited for, at most ``progress_timeout``.
+        Then the bytes move to pages of their own, so that what it still writes goes nowhere.
         """
         self._withdraw()
         self._registry.pop(self.id, None)

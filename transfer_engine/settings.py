@@ -57,7 +57,7 @@ class EngineSettings:
     )
     transports: str = setting(
         "auto",
-        "Transports that may be used, separated by commas (local, tcp), or auto for all that this host has. "
+        "Transports that may be used, separated by commas (local, shm, tcp), or auto for all that this host has. "
         "Nothing else is ever used.",
     )
     require: str | None = setting(

@@ -3,10 +3,12 @@
 
 #include <arpa/inet.h>
 #include <netdb.h>
+#include <sys/un.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <cstddef>
 #include <cstring>
 #include <memory>
 
@@ -65,6 +67,10 @@ bool SocketAddress::loopback() const {
 }
 
 std::string SocketAddress::text() const {
+  if (family() == AF_UNIX) {
+    const auto *name = reinterpret_cast<const sockaddr_un *>(&storage);
+    return "@" + std::string(name->sun_path + 1, length - offsetof(sockaddr_un, sun_path) - 1);
+  }
   char host[INET6_ADDRSTRLEN] = "?";
   if (family() == AF_INET) {
     const auto *v4 = reinterpret_cast<const sockaddr_in *>(&storage);
@@ -74,6 +80,16 @@ std::string SocketAddress::text() const {
   const auto *v6 = reinterpret_cast<const sockaddr_in6 *>(&storage);
   inet_ntop(AF_INET6, &v6->sin6_addr, host, sizeof host);
   return "[" + std::string(host) + "]:" + std::to_string(ntohs(v6->sin6_port));
+}
+
+SocketAddress SocketAddress::abstract(const std::string &name) {
+  SocketAddress address;
+  auto *unix_name = reinterpret_cast<sockaddr_un *>(&address.storage);
+  unix_name->sun_family = AF_UNIX;
+  const size_t n = std::min(name.size(), sizeof unix_name->sun_path - 1);
+  std::memcpy(unix_name->sun_path + 1, name.data(), n);
+  address.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + n);
+  return address;
 }
 
 Error split_address(const std::string &text, bool allow_port_zero, std::string *host, uint16_t *port) {

@@ -20,6 +20,9 @@ struct SocketAddress {
   int family() const { return storage.ss_family; }
   bool loopback() const;
   std::string text() const;
+
+  // A Unix socket without a place in the file system: nothing stays behind.
+  static SocketAddress abstract(const std::string &name);
 };
 
 // Splits at the last colon; an IPv6 host needs brackets. Port 0 only when `allow_port_zero`.

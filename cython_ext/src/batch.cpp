@@ -65,7 +65,7 @@ Item Batch::item(size_t i) const {
   item.key = remote.key;
   item.offset = offset;
   item.length = nbytes;
-  item.local_writable = local.writable();
+  item.local_writable = local.writable_here();
   item.remote_writable = (remote.flags & MP_REGION_WRITABLE) != 0;
   item.status = MP_OK;
   return item;
@@ -89,7 +89,7 @@ Error Batch::explain(size_t i, mp_status status) const {
   const mp_remote_region &remote = *raw_->remotes[remote_at];
   const int64_t length = raw_->lengths[i * raw_->lengths_stride];
   if (status == MP_REGION_READ_ONLY) {
-    const bool is_local = !local.writable();
+    const bool is_local = !local.writable_here();
     error.message += std::string(is_local ? "local" : "remote") + " region \"" +
                      (is_local ? local.name : std::string(remote.name)) + "\" is read-only";
     error.hint = "register it with writable=True";

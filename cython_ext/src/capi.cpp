@@ -12,8 +12,6 @@ using namespace moonpool;
 
 namespace {
 
-constexpr uint64_t kHugePage = 2u << 20;
-
 size_t copy_out(const std::string &text, char *buffer, size_t size) {
   if (buffer != nullptr && size > 0) {
     const size_t n = std::min(size - 1, text.size());
@@ -109,8 +107,12 @@ size_t mp_probe_json(char *buffer, size_t size) {
 
 // ---------------------------------------------------------------- regions
 
-mp_status mp_region_allocate(mp_engine *engine, uint64_t nbytes, const char *name, mp_region **region,
-                             mp_error *error) {
+void mp_allocation_init(mp_allocation *allocation) {
+  *allocation = {MP_REGION_WRITABLE, MP_HUGE_PAGES_AUTO, MP_NUMA_ANY};
+}
+
+mp_status mp_region_allocate(mp_engine *engine, uint64_t nbytes, const char *name, const mp_allocation *allocation,
+                             mp_region **region, mp_error *error) {
   return guarded(error, [&]() -> Error {
     if (engine == nullptr || region == nullptr) return null_argument("engine or region");
     Engine &core = *engine->engine;
@@ -118,15 +120,24 @@ mp_status mp_region_allocate(mp_engine *engine, uint64_t nbytes, const char *nam
     std::string text;
     if (Error bad = check_name(name, &text)) return bad;
     if (nbytes == 0) return make_error(MP_OUT_OF_RANGE, "cannot allocate 0 bytes", "ask for 1 byte or more");
-    void *memory = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) {
-      return system_error(MP_NO_MEMORY, errno, "cannot allocate " + std::to_string(nbytes) + " bytes",
-                          "check free memory and `ulimit -v`");
+    mp_allocation chosen;
+    mp_allocation_init(&chosen);
+    if (allocation != nullptr) chosen = *allocation;
+    if ((chosen.flags & ~MP_REGION_WRITABLE) != 0) return make_error(MP_INVALID_ARGUMENT, "unknown region flags");
+    if (chosen.huge_pages < MP_HUGE_PAGES_AUTO || chosen.huge_pages > MP_HUGE_PAGES_REQUIRED) {
+      return make_error(MP_INVALID_ARGUMENT, "huge_pages is none of MP_HUGE_PAGES_*");
     }
-    if (nbytes >= kHugePage) madvise(memory, nbytes, MADV_HUGEPAGE);
-    auto made = std::make_shared<Region>(core.next_region_id(), static_cast<uint8_t *>(memory), nbytes, std::move(text),
-                                         MP_REGION_WRITABLE, true);
-    return add_region(engine->engine, std::move(made), region);
+    if (chosen.numa_node < MP_NUMA_ANY) {
+      return make_error(MP_INVALID_ARGUMENT, "numa_node is negative", "MP_NUMA_ANY leaves the choice to the kernel");
+    }
+    const bool peers_write = (chosen.flags & MP_REGION_WRITABLE) != 0;
+    std::unique_ptr<Memory> memory;
+    const Allocation wanted{nbytes, !text.empty(), peers_write, chosen.huge_pages, chosen.numa_node};
+    if (Error bad = Memory::allocate(wanted, &memory)) return bad;
+    return add_region(
+        engine->engine,
+        std::make_shared<Region>(core.next_region_id(), std::move(memory), nbytes, std::move(text), chosen.flags),
+        region);
   });
 }
 
@@ -146,7 +157,7 @@ mp_status mp_region_register(mp_engine *engine, void *address, uint64_t nbytes, 
     }
     if ((flags & ~MP_REGION_WRITABLE) != 0) return make_error(MP_INVALID_ARGUMENT, "unknown region flags");
     auto made = std::make_shared<Region>(core.next_region_id(), static_cast<uint8_t *>(address), nbytes,
-                                         std::move(text), flags, false);
+                                         std::move(text), flags);
     return add_region(engine->engine, std::move(made), region);
   });
 }
@@ -166,7 +177,9 @@ void mp_region_free(mp_region *region) {
 
 void mp_region_get_info(const mp_region *region, mp_region_info *info) {
   const Region &core = *region->region;
-  *info = {core.id, core.key, core.generation, core.length, core.base, core.flags, core.engine_owned ? 1 : 0};
+  const bool own = core.memory != nullptr;
+  *info = {core.id,   core.key,   core.generation, core.length,
+           core.base, core.flags, own ? 1 : 0,     own ? core.memory->page_bytes() : 0};
 }
 
 // ---------------------------------------------------------------- peers

@@ -21,10 +21,7 @@ CopyLink::CopyLink(const std::shared_ptr<Peer> &peer, const char *path)
 
 void CopyLink::submit(const std::shared_ptr<Transfer> &transfer) {
   const uint64_t slice = engine_.config.slice_bytes;
-  if (!queue_.push(transfer, slice)) {
-    transfer->fail(make_error(MP_PEER_LOST, "the connection to the peer ended"));
-    return;
-  }
+  if (!queue_.push(transfer, slice)) return turned_away(transfer);
   if (transfer->bytes <= kInlineBytes) {
     while (!transfer->finished() && copy_one()) {
     }
@@ -42,9 +39,7 @@ void CopyLink::adopt(std::vector<Work> work, const Error &cause) {
 
 void CopyLink::cancel(Transfer &transfer) {
   // Slices that are being copied right now end by themselves.
-  for (const Work &work : queue_.remove(transfer)) {
-    transfer.descs_failed(work.begin, work.end, transfer.stop_cause());
-  }
+  fail_work(queue_.remove(transfer), transfer.stop_cause());
 }
 
 void CopyLink::assist(Transfer &transfer, int64_t until) {
@@ -52,12 +47,10 @@ void CopyLink::assist(Transfer &transfer, int64_t until) {
   }
 }
 
-void CopyLink::shutdown(const Error &cause, bool) {
-  closed_.store(true, std::memory_order_release);
-  for (const Work &work : queue_.close()) {
-    const bool stopping = work.transfer->stopping();
-    work.transfer->descs_failed(work.begin, work.end, stopping ? work.transfer->stop_cause() : cause);
-  }
+void CopyLink::shutdown(const Error &cause, bool) { fail_work(queue_.close(), cause); }
+
+void CopyLink::turned_away(const std::shared_ptr<Transfer> &transfer) {
+  transfer->fail(make_error(MP_PEER_LOST, "the connection to the peer ended"));
 }
 
 void CopyLink::start(size_t slices) {

@@ -3,7 +3,6 @@
 // I/O threads and the waiting thread when it is much.
 #pragma once
 
-#include <atomic>
 #include <memory>
 #include <string>
 #include <utility>
@@ -35,7 +34,10 @@ class CopyLink : public Link, public std::enable_shared_from_this<CopyLink> {
   template <class Resolve, class Release>
   void copy_descs(Transfer &transfer, uint32_t begin, uint32_t end, Resolve resolve, Release release);
   Error refusal(mp_status status) const;
-  bool closed() const { return closed_.load(std::memory_order_acquire); }
+  // The link was closed before the transfer came.
+  virtual void turned_away(const std::shared_ptr<Transfer> &transfer);
+  // What is queued and was not begun; nothing is taken any more.
+  std::vector<Work> close_queue() { return queue_.close(); }
 
   Engine &engine_;
   const std::string label_;
@@ -47,7 +49,6 @@ class CopyLink : public Link, public std::enable_shared_from_this<CopyLink> {
 
   const char *const path_;
   WorkQueue queue_;
-  std::atomic<bool> closed_{false};
 };
 
 template <class Resolve, class Release>

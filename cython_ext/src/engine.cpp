@@ -8,6 +8,8 @@
 #include <cstring>
 
 #include "peer.hpp"
+#include "shm_server_lane.hpp"
+#include "tcp_server_lane.hpp"
 
 namespace moonpool {
 
@@ -92,6 +94,7 @@ Error Engine::open() {
     io_.push_back(std::make_unique<IoThread>(i, config.spin_us));
     if (Error error = io_.back()->start()) return error;
   }
+  host_ = shm::HostIdentity::of_this_process();
   if (!config.listen.empty()) {
     if (Error error = listen()) return error;
   }
@@ -120,8 +123,26 @@ Error Engine::listen() {
     return system_error(MP_LISTEN, err, "cannot listen on " + address.text(), hint);
   }
   address_ = local_address(fd.get()).text();
-  acceptor_ = std::make_shared<Acceptor>(*this, *io_[0], std::move(fd));
-  return acceptor_->start();
+  acceptors_.push_back(std::make_shared<Acceptor>(*this, *io_[0], std::move(fd)));
+  if (Error error = acceptors_.back()->start()) return error;
+  const auto &names = config.transports;
+  if (std::find(names.begin(), names.end(), "shm") != names.end()) listen_on_host();
+  return {};
+}
+
+// Without it peers take another path and say why.
+void Engine::listen_on_host() {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string name = "moonpool-";
+  for (const uint8_t byte : random_id()) {
+    name += kDigits[byte >> 4];
+    name += kDigits[byte & 15];
+  }
+  const SocketAddress address = SocketAddress::abstract(name);
+  Fd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!fd || bind(fd.get(), address.get(), address.length) != 0 || ::listen(fd.get(), kBacklog) != 0) return;
+  acceptors_.push_back(std::make_shared<Acceptor>(*this, *io_[0], std::move(fd)));
+  if (!acceptors_.back()->start()) host_.socket = name;
 }
 
 void Engine::greet_client(Fd fd) {
@@ -192,8 +213,14 @@ Admission Engine::admit_control(const wire::Hello &hello, IoThread &io) {
 Admission Engine::admit_lane(const wire::Hello &hello, IoThread &io) {
   for (const auto &session : all_sessions()) {
     if (session->token != hello.session || session->client != hello.incarnation) continue;
-    return {{}, session->token, [session, lane_id = hello.lane_id, &io](Fd fd) {
-              session->add_lane(lane_id, io, std::move(fd));
+    return {{}, session->token, [this, session, lane_id = hello.lane_id, shm = hello.kind == wire::kShm, &io](Fd fd) {
+              std::shared_ptr<ServerLane> lane;
+              if (shm) {
+                lane = std::make_shared<ShmServerLane>(*this, io, std::move(fd));
+              } else {
+                lane = std::make_shared<TcpServerLane>(*this, io, std::move(fd));
+              }
+              session->add_lane(lane_id, std::move(lane));
             }};
   }
   return {make_error(MP_PEER_LOST, "the session of this lane has ended"), {}, {}};
@@ -239,6 +266,7 @@ Error Engine::release_region(Region &region) {
     for (const auto &session : sessions) session->drop_region(region);
   }
   region.wait_unserved();
+  region.stop_sharing(now_ns() + int64_t{config.progress_timeout_ms} * kMillisecond);
   return {};
 }
 
@@ -332,11 +360,12 @@ void Engine::close() {
   for (const auto &weak : peers) {
     if (auto peer = weak.lock()) peer->close(cause);
   }
-  if (acceptor_ != nullptr) acceptor_->stop();
+  for (const auto &acceptor : acceptors_) acceptor->stop();
   for (const auto &session : sessions) session->close();
   for (const auto &region : regions.all()) {
     region->release_for_good();
     region->wait_unserved();
+    region->stop_sharing(now_ns() + int64_t{config.progress_timeout_ms} * kMillisecond);
   }
   for (const auto &io : io_) io->stop();
   // What the threads had not got to, such as the last words of broken lanes.

@@ -16,6 +16,7 @@
 #include "notifications.hpp"
 #include "region.hpp"
 #include "session.hpp"
+#include "shm_frames.hpp"
 #include "stats.hpp"
 #include "transfer.hpp"
 
@@ -54,6 +55,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool closed() const { return closing_.load(); }
   bool forked() const { return fork_epoch_ != fork_epoch(); }
   const std::string &address() const { return address_; }
+  // Where peers on this host meet it; see shm_frames.hpp.
+  const shm::HostIdentity &host() const { return host_; }
 
   Error add_region(const std::shared_ptr<Region> &region);
   Error release_region(Region &region);
@@ -84,6 +87,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   class Acceptor;
 
   Error listen();
+  void listen_on_host();
   void greet_client(Fd fd);
   Admission admit(const wire::Hello &hello, IoThread &io);
   Admission admit_control(const wire::Hello &hello, IoThread &io);
@@ -95,11 +99,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   const uint64_t fork_epoch_ = fork_epoch();
   std::string address_;
+  shm::HostIdentity host_;
   std::vector<std::unique_ptr<IoThread>> io_;
   std::atomic<uint32_t> next_io_{0};
   std::atomic<uint64_t> next_region_id_{1};
   std::atomic<int64_t> deadline_armed_{kNever};
-  std::shared_ptr<Acceptor> acceptor_;
+  std::vector<std::shared_ptr<Acceptor>> acceptors_;
   std::atomic<bool> closing_{false};
 
   // Held while regions change, so that a session hears of every region exactly once.

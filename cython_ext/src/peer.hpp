@@ -62,6 +62,8 @@ class Peer : public std::enable_shared_from_this<Peer> {
   void orphan(std::vector<Work> work, const Error &cause);
   Id128 session() const;
   Id128 incarnation() const;
+  // Whether a region is announced.
+  bool knows(uint64_t key) const;
   std::vector<SocketAddress> resolved() const { return resolved_; }
   // Adds who and how to an error.
   Error describe(Error error, const char *path) const;

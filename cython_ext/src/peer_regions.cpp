@@ -63,6 +63,11 @@ Error Peer::check_handle(const mp_remote_region &region) const {
                   "tcp");
 }
 
+bool Peer::knows(uint64_t key) const {
+  std::lock_guard lock(mutex_);
+  return name_of_key_.count(key) != 0;
+}
+
 void Peer::fill(const wire::RegionRecord &record, const Id128 &incarnation, mp_remote_region *out) {
   std::memset(out, 0, sizeof *out);
   out->key = record.key;

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "region.hpp"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 
 namespace moonpool {
@@ -11,20 +9,25 @@ namespace {
 std::atomic<uint64_t> g_generation{1};
 }  // namespace
 
-Region::Region(uint64_t region_id, uint8_t *address, uint64_t nbytes, std::string region_name, uint32_t region_flags,
-               bool owned)
+Region::Region(uint64_t region_id, uint8_t *address, uint64_t nbytes, std::string region_name, uint32_t region_flags)
     : id(region_id),
       key(random_u64()),
       generation(g_generation.fetch_add(1)),
       base(address),
       length(nbytes),
       name(std::move(region_name)),
-      flags(region_flags),
-      engine_owned(owned) {}
+      flags(region_flags) {}
 
-Region::~Region() {
-  if (engine_owned) munmap(base, length);
-}
+Region::Region(uint64_t region_id, std::unique_ptr<Memory> own, uint64_t nbytes, std::string region_name,
+               uint32_t region_flags)
+    : id(region_id),
+      key(random_u64()),
+      generation(g_generation.fetch_add(1)),
+      base(own->base()),
+      length(nbytes),
+      name(std::move(region_name)),
+      flags(region_flags | (own->fd() != nullptr ? MP_REGION_SHARED : 0)),
+      memory(std::move(own)) {}
 
 bool Region::begin_use() {
   if ((users_.fetch_add(1) & kReleased) == 0) return true;
@@ -55,6 +58,34 @@ bool Region::try_release() {
 void Region::wait_unserved() {
   std::unique_lock lock(mutex_);
   unserved_.wait(lock, [this] { return serving_.load() == 0; });
+}
+
+mp_status Region::share(std::shared_ptr<UseTable> table, uint32_t slot, std::shared_ptr<const Fd> *fd) {
+  std::lock_guard lock(mutex_);
+  if (released()) return MP_REGION_RELEASED;
+  if (memory == nullptr || memory->fd() == nullptr) return MP_TRANSPORT_UNAVAILABLE;
+  *fd = memory->fd();
+  shares_.push_back({std::move(table), slot});
+  return MP_OK;
+}
+
+void Region::unshare(const UseTable &table) {
+  std::lock_guard lock(mutex_);
+  std::erase_if(shares_, [&](const Share &share) { return share.table.get() == &table; });
+}
+
+void Region::stop_sharing(int64_t until) {
+  std::vector<Share> shares;
+  {
+    std::lock_guard lock(mutex_);
+    shares = shares_;
+  }
+  for (const Share &share : shares) share.table->withdraw(share.slot);
+  bool quiet = true;
+  for (const Share &share : shares) quiet = share.table->wait_unused(share.slot, until) && quiet;
+  if (!quiet) memory->detach();
+  std::lock_guard lock(mutex_);
+  if (memory != nullptr) memory->forget_fd();
 }
 
 Error RegionTable::insert(const std::shared_ptr<Region> &region) {

@@ -12,6 +12,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "memory.hpp"
+#include "shm_table.hpp"
 #include "status.hpp"
 #include "wire.hpp"
 
@@ -21,8 +23,9 @@ namespace moonpool {
 // peers (`serving`) is stopped by it.
 class Region {
  public:
-  Region(uint64_t id, uint8_t *base, uint64_t length, std::string name, uint32_t flags, bool engine_owned);
-  ~Region();
+  Region(uint64_t id, uint8_t *base, uint64_t length, std::string name, uint32_t flags);
+  // Of memory that the engine allocated.
+  Region(uint64_t id, std::unique_ptr<Memory> memory, uint64_t length, std::string name, uint32_t flags);
   Region(const Region &) = delete;
   Region &operator=(const Region &) = delete;
 
@@ -33,10 +36,13 @@ class Region {
   const uint64_t length;
   const std::string name;
   const uint32_t flags;
-  const bool engine_owned;
+  const std::unique_ptr<Memory> memory;  // nullptr: somebody else's, and only registered
 
+  // By peers.
   bool writable() const { return (flags & MP_REGION_WRITABLE) != 0; }
   bool released() const { return (users_.load() & kReleased) != 0; }
+  // By transfers of this engine.
+  bool writable_here() const { return memory != nullptr || writable(); }
   // Overflow-safe.
   bool contains(uint64_t offset, uint64_t nbytes) const { return nbytes <= length && offset <= length - nbytes; }
 
@@ -54,7 +60,20 @@ class Region {
   // After try_release: returns when nothing serves peers from it any more.
   void wait_unserved();
 
+  // A peer on the same host maps the memory; the table's slot says when it uses it. MP_OK with the descriptor, or why
+  // it cannot.
+  mp_status share(std::shared_ptr<UseTable> table, uint32_t slot, std::shared_ptr<const Fd> *fd);
+  void unshare(const UseTable &table);
+  // After try_release: returns when no peer copies to or from the memory any more. Those that do not stop until `until`
+  // keep old pages that are not this region's any more.
+  void stop_sharing(int64_t until);
+
  private:
+  struct Share {
+    std::shared_ptr<UseTable> table;
+    uint32_t slot;
+  };
+
   // Part of the counter, so that checking it for 0 and releasing is one step.
   static constexpr int64_t kReleased = int64_t{1} << 62;
 
@@ -62,6 +81,7 @@ class Region {
   std::atomic<int64_t> serving_{0};
   std::mutex mutex_;
   std::condition_variable unserved_;
+  std::vector<Share> shares_;
 };
 
 // Holds the `serving` count of one region.

@@ -66,9 +66,8 @@ void Session::start(Fd fd) {
   control->send(wire::kSync, {});
 }
 
-void Session::add_lane(uint64_t lane_id, IoThread &io, Fd fd) {
-  auto lane = std::make_shared<TcpServerLane>(engine_, io, std::move(fd));
-  std::shared_ptr<TcpServerLane> replaced, oldest;
+void Session::add_lane(uint64_t lane_id, std::shared_ptr<ServerLane> lane) {
+  std::shared_ptr<ServerLane> replaced, oldest;
   {
     std::lock_guard lock(mutex_);
     if (closed_ || fenced_.count(lane_id) != 0) return;
@@ -102,7 +101,7 @@ void Session::withdraw(const Region &region) {
 }
 
 void Session::drop_region(const Region &region) {
-  std::map<uint64_t, std::shared_ptr<TcpServerLane>> lanes;
+  std::map<uint64_t, std::shared_ptr<ServerLane>> lanes;
   {
     std::lock_guard lock(mutex_);
     lanes = lanes_;
@@ -112,7 +111,7 @@ void Session::drop_region(const Region &region) {
 
 void Session::close() {
   std::shared_ptr<ControlConnection> control;
-  std::map<uint64_t, std::shared_ptr<TcpServerLane>> lanes;
+  std::map<uint64_t, std::shared_ptr<ServerLane>> lanes;
   {
     std::lock_guard lock(mutex_);
     closed_ = true;
@@ -165,7 +164,7 @@ Error Session::on_notify(std::string_view body) {
 }
 
 void Session::fence(uint64_t lane_id) {
-  std::shared_ptr<TcpServerLane> lane;
+  std::shared_ptr<ServerLane> lane;
   {
     std::lock_guard lock(mutex_);
     const auto it = lanes_.find(lane_id);

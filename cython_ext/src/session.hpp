@@ -10,7 +10,7 @@
 
 #include "control.hpp"
 #include "region.hpp"
-#include "tcp_server_lane.hpp"
+#include "server_lane.hpp"
 
 namespace moonpool {
 
@@ -22,7 +22,7 @@ class Session : public std::enable_shared_from_this<Session> {
 
   // The connection is usable from here on: announces offers and regions.
   void start(Fd fd);
-  void add_lane(uint64_t lane_id, IoThread &io, Fd fd);
+  void add_lane(uint64_t lane_id, std::shared_ptr<ServerLane> lane);
   void announce(const Region &region);
   void withdraw(const Region &region);
   // Nothing of `region` is read or written by this session's lanes when it returns.
@@ -46,7 +46,7 @@ class Session : public std::enable_shared_from_this<Session> {
   mutable std::mutex mutex_;
   bool closed_ = false;
   std::shared_ptr<ControlConnection> control_;
-  std::map<uint64_t, std::shared_ptr<TcpServerLane>> lanes_;
+  std::map<uint64_t, std::shared_ptr<ServerLane>> lanes_;
   std::set<uint64_t> fenced_;  // lanes that were not here when they were fenced, and must not come later
 };
 

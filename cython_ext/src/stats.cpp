@@ -100,6 +100,8 @@ std::string stats_json(const Engine &engine) {
       .field("lane_errors", s.lane_errors)
       .field("paths_failed", s.paths_failed)
       .field("lanes", gauge(s.lanes))
+      .field("regions_mapped", gauge(s.regions_mapped))
+      .field("regions_not_mapped", s.regions_not_mapped)
       .field("peers", engine.peer_count())
       .field("regions", engine.regions.size())
       .field("io_threads", engine.io_count())

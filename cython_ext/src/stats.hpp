@@ -26,7 +26,8 @@ struct Stats {
   std::atomic<uint64_t> requests_refused{0}, protocol_errors{0};
   std::atomic<uint64_t> handshakes_ok{0}, handshakes_refused{0}, handshakes_broken{0};
   std::atomic<uint64_t> notifications_refused{0};
-  std::atomic<int64_t> lanes{0}, server_lanes{0}, handshakes_pending{0};
+  std::atomic<uint64_t> regions_not_mapped{0};
+  std::atomic<int64_t> lanes{0}, server_lanes{0}, handshakes_pending{0}, regions_mapped{0};
 
   void count_transfer(const Transfer &transfer, const char *path, mp_transfer_state state);
 };

@@ -17,12 +17,6 @@ constexpr uint32_t kDescsPerFrame = 1000;
 constexpr uint64_t kSliceBytesMax = 4u << 20;
 constexpr uint32_t kAttemptsMax = 5;
 
-void fail(const std::vector<Work> &work, const Error &error) {
-  for (const Work &one : work) {
-    one.transfer->descs_failed(one.begin, one.end, one.transfer->stopping() ? one.transfer->stop_cause() : error);
-  }
-}
-
 class TcpTransport final : public Transport {
  public:
   const char *name() const override { return "tcp"; }
@@ -98,7 +92,7 @@ void TcpLink::wake_lanes(size_t n) {
 }
 
 void TcpLink::cancel(Transfer &transfer) {
-  fail(queue_.remove(transfer), transfer.stop_cause());
+  fail_work(queue_.remove(transfer), transfer.stop_cause());
   for (const auto &lane : lanes_) lane->cancel(transfer);
 }
 
@@ -131,7 +125,7 @@ void TcpLink::lane_cut(uint64_t lane_id, std::vector<Work> work, const Error &ca
   if (writes.empty()) {
     if (peer != nullptr) peer->send_fence(lane_id);
   } else if (settled || peer == nullptr) {
-    fail(writes, error);
+    fail_work(writes, error);
   } else {
     peer->orphan(std::move(writes), error);
   }
@@ -152,10 +146,10 @@ void TcpLink::fenced(uint64_t lane_id) {
 void TcpLink::retry(std::vector<Work> work, const Error &cause) {
   for (Work &one : work) {
     if (one.transfer->stopping() || ++one.attempts > kAttemptsMax) {
-      fail({one}, cause);
+      fail_work({one}, cause);
     } else {
       engine_.stats.retries.fetch_add(1);
-      if (!queue_.push_front(one)) fail({one}, cause);
+      if (!queue_.push_front(one)) fail_work({one}, cause);
     }
   }
   wake_lanes(work.size());
@@ -179,11 +173,11 @@ void TcpLink::shutdown(const Error &cause, bool settled) {
       (one.transfer->op == MP_READ ? never_sent : writes).push_back(std::move(one));
     }
   }
-  fail(never_sent, cause);
+  fail_work(never_sent, cause);
   if (writes.empty()) return;
   const std::shared_ptr<Peer> peer = peer_.lock();
   if (settled || peer == nullptr) {
-    fail(writes, cause);
+    fail_work(writes, cause);
   } else {
     peer->orphan(std::move(writes), cause);
   }

@@ -9,6 +9,7 @@
 
 #include "io_thread.hpp"
 #include "region.hpp"
+#include "server_lane.hpp"
 #include "stream.hpp"
 #include "wire.hpp"
 
@@ -16,18 +17,17 @@ namespace moonpool {
 
 class Engine;
 
-class TcpServerLane : public Handler, public std::enable_shared_from_this<TcpServerLane> {
+class TcpServerLane final : public Handler, public ServerLane, public std::enable_shared_from_this<TcpServerLane> {
  public:
   TcpServerLane(Engine &engine, IoThread &io, Fd fd);
   ~TcpServerLane() override;
 
-  void start();
-  // When it returns the lane touches no memory any more.
-  void close();
-  bool closed() const;
+  void start() override;
+  void close() override;
+  bool closed() const override;
   // When it returns the lane does not touch `region` any more. A write goes on into nothing and answers "released";
   // a read that is being sent cannot go on, so the lane ends.
-  void drop_region(const Region &region);
+  void drop_region(const Region &region) override;
 
  private:
   enum class State { kHead, kTable, kPayload, kReply };

@@ -5,6 +5,12 @@
 
 namespace moonpool {
 
+void fail_work(const std::vector<Work> &work, const Error &cause) {
+  for (const Work &one : work) {
+    one.transfer->descs_failed(one.begin, one.end, one.transfer->stopping() ? one.transfer->stop_cause() : cause);
+  }
+}
+
 bool WorkQueue::push(const std::shared_ptr<Transfer> &transfer, uint64_t slice_bytes) {
   const auto descs = static_cast<uint32_t>(transfer->descs.size());
   const bool single = transfer->bytes <= slice_bytes && descs <= descs_max_;

@@ -20,6 +20,9 @@ struct Work {
   uint32_t attempts = 0;
 };
 
+// Reports every descriptor as failed, with why its transfer was stopped if it was.
+void fail_work(const std::vector<Work> &work, const Error &cause);
+
 class WorkQueue {
  public:
   // `descs_max`: of one slice.

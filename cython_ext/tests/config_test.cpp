@@ -27,7 +27,7 @@ TEST(Config, DefaultsAreTheDocumentedOnes) {
   ASSERT_FALSE(resolve(defaults(), &config));
   EXPECT_EQ(config.name, "engine");
   EXPECT_EQ(config.listen, "") << "accepts nobody";
-  EXPECT_EQ(config.transports, (std::vector<std::string>{"local", "tcp"}));
+  EXPECT_EQ(config.transports, (std::vector<std::string>{"local", "shm", "tcp"}));
   EXPECT_EQ(config.slice_bytes, 1u << 20);
   EXPECT_EQ(config.connect_timeout_ms, 5000u);
   EXPECT_EQ(config.progress_timeout_ms, 10000u);
@@ -113,7 +113,7 @@ TEST(Config, UnknownTransportsAreRefusedWithTheChoice) {
     Config config;
     const Error error = resolve(raw, &config);
     EXPECT_EQ(error.code, MP_TRANSPORT_UNAVAILABLE) << text;
-    EXPECT_NE(error.hint.find("local, tcp"), std::string::npos) << error.hint;
+    EXPECT_NE(error.hint.find("local, shm, tcp"), std::string::npos) << error.hint;
   }
   for (const char *text : {"", ",", "  "}) {
     mp_config raw = defaults();

@@ -42,7 +42,7 @@ TEST(EngineFork, AChildIsToldAndTheParentGoesOn) {
       ++line;
       if (status != MP_FORKED && wrong == 0) wrong = line;
     };
-    expect_forked(mp_region_allocate(source.get(), 4096, "x", &out_region, &error));
+    expect_forked(mp_region_allocate(source.get(), 4096, "x", nullptr, &out_region, &error));
     expect_forked(mp_region_release(region.get(), &error));
     expect_forked(mp_peer_connect(source.get(), target.address().c_str(), 100, nullptr, nullptr, &out_peer, &error));
     expect_forked(mp_peer_ensure(peer.get(), 100, nullptr, nullptr, &error));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Bytes between engines through the C face: over tcp and local, in one piece and scattered, with digests and
+// Bytes between engines through the C face: over every path, in one piece and scattered, with digests and
 // notifications.
 #include "support_engine.hpp"
 
@@ -11,18 +11,27 @@ using namespace moonpool::testing;
 
 constexpr uint64_t kBytes = 24u << 20;
 
-// Both transports must behave alike.
+// All of them must behave alike. "shm" copies registered memory, "shm_mapped" memory that the target allocated.
 class EngineTransfer : public ::testing::TestWithParam<const char *> {
  protected:
   EngineTransfer() {
     remote_memory_ = random_data(kBytes, 1);
     local_memory_ = random_data(kBytes, 2);
-    remote_region_ = target_.add(remote_memory_, "kv");
+    if (mapped()) {
+      remote_region_ = target_.allocate(kBytes, "kv");
+      std::memcpy(bytes_of(remote_region_), remote_memory_.data(), kBytes);
+    } else {
+      remote_region_ = target_.add(remote_memory_, "kv");
+    }
     local_region_ = source_.add(local_memory_, nullptr);
     peer_ = source_.connect(target_);
     remote_ = look_up(peer_, "kv");
   }
-  void allow(mp_config &config) const { config.transports = config.require = GetParam(); }
+  static bool mapped() { return std::string(GetParam()) == "shm_mapped"; }
+  static const char *path() { return mapped() ? "shm" : GetParam(); }
+  static void allow(mp_config &config) { config.transports = config.require = path(); }
+  uint8_t *remote_data() { return bytes_of(remote_region_); }
+  Bytes remote_bytes() { return {remote_data(), remote_data() + kBytes}; }
 
   mp_transfer_state move(mp_op op, const std::vector<Item> &items, const SubmitOptions &options = {}) {
     return transfer(peer_, op, local_region_, remote_, items, options);
@@ -37,23 +46,23 @@ class EngineTransfer : public ::testing::TestWithParam<const char *> {
 
   // Before the engines, since registered memory has to outlive them.
   Bytes remote_memory_, local_memory_;
-  TestEngine target_{[this](mp_config &config) {
+  TestEngine target_{[](mp_config &config) {
     allow(config);
     config.name = "target";
   }};
-  TestEngine source_{[this](mp_config &config) { allow(config); }};
+  TestEngine source_{[](mp_config &config) { allow(config); }};
   RegionHandle remote_region_, local_region_;
   PeerHandle peer_;
   mp_remote_region remote_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Over, EngineTransfer, ::testing::Values("tcp", "local"),
+INSTANTIATE_TEST_SUITE_P(Over, EngineTransfer, ::testing::Values("tcp", "local", "shm", "shm_mapped"),
                          [](const auto &info) { return std::string(info.param); });
 
 TEST_P(EngineTransfer, UsesTheRequiredPath) {
   mp_peer_info info;
   mp_peer_get_info(peer_.get(), &info);
-  EXPECT_STREQ(info.path, GetParam());
+  EXPECT_STREQ(info.path, path());
   EXPECT_EQ(info.state, MP_PEER_READY);
   EXPECT_STREQ(info.name, "target");
   uint8_t incarnation[16];
@@ -64,12 +73,12 @@ TEST_P(EngineTransfer, UsesTheRequiredPath) {
 TEST_P(EngineTransfer, ReadsAndWritesOfAnySize) {
   for (const mp_op op : {MP_READ, MP_WRITE}) {
     for (const int64_t length : {int64_t{1}, int64_t{4096}, int64_t{1} << 20, (int64_t{17} << 20) + 13}) {
-      Bytes local = local_memory_, remote = remote_memory_;
+      Bytes local = local_memory_, remote = remote_bytes();
       const std::vector<Item> items = {{7, 3, length}};
       apply(op, items, &local, &remote);
       ASSERT_EQ(move(op, items), MP_COMPLETED) << op << " " << length;
       EXPECT_TRUE(local_memory_ == local) << op << " " << length;
-      EXPECT_TRUE(remote_memory_ == remote) << op << " " << length;
+      EXPECT_TRUE(remote_bytes() == remote) << op << " " << length;
     }
   }
 }
@@ -91,11 +100,11 @@ TEST_P(EngineTransfer, ScatteredItemsLandInTheirPlaces) {
     for (const mp_op op : {MP_READ, MP_WRITE}) {
       SubmitOptions options;
       options.digest = seed % 2 == 1;
-      Bytes local = local_memory_, remote = remote_memory_;
+      Bytes local = local_memory_, remote = remote_bytes();
       apply(op, items, &local, &remote);
       ASSERT_EQ(move(op, items, options), MP_COMPLETED) << "seed " << seed;
       EXPECT_TRUE(local_memory_ == local) << "seed " << seed;
-      EXPECT_TRUE(remote_memory_ == remote) << "seed " << seed;
+      EXPECT_TRUE(remote_bytes() == remote) << "seed " << seed;
     }
   }
 }
@@ -129,7 +138,7 @@ TEST_P(EngineTransfer, ANotificationComesAfterItsBytes) {
     mp_notification got;
     ASSERT_EQ(mp_notification_take(target_.get(), kPatienceNs, &got), MP_OK) << round;
     // Looked at before the sender knows that it is complete.
-    EXPECT_EQ(std::memcmp(remote_memory_.data() + item.remote, local_memory_.data() + item.local, 1000), 0) << round;
+    EXPECT_EQ(std::memcmp(remote_data() + item.remote, local_memory_.data() + item.local, 1000), 0) << round;
     EXPECT_EQ(std::string(reinterpret_cast<char *>(got.payload), got.payload_bytes), options.notify);
     mp_notification_clear(&got);
     ASSERT_EQ(finish(moved), MP_COMPLETED);
@@ -185,15 +194,16 @@ TEST_P(EngineTransfer, PlansArePostedWholeAndInParts) {
     EXPECT_EQ(status, MP_OK) << error.message;
     return TransferHandle(out);
   };
-  Bytes local = local_memory_, remote = remote_memory_;
+  Bytes local = local_memory_, remote = remote_bytes();
   apply(MP_WRITE, items, &local, &remote);
   ASSERT_EQ(finish(post(MP_WRITE, {})), MP_COMPLETED);
-  EXPECT_TRUE(remote_memory_ == remote);
+  EXPECT_TRUE(remote_bytes() == remote);
 
   const std::vector<int64_t> some = {3, 4, 5, 49, 0};
   const Bytes fresh = random_data(kBytes, 77);
-  std::copy(fresh.begin(), fresh.end(), remote_memory_.begin());
-  for (const int64_t index : some) apply(MP_READ, {items[static_cast<size_t>(index)]}, &local, &remote_memory_);
+  std::copy(fresh.begin(), fresh.end(), remote_data());
+  Bytes fresh_remote = fresh;
+  for (const int64_t index : some) apply(MP_READ, {items[static_cast<size_t>(index)]}, &local, &fresh_remote);
   ASSERT_EQ(finish(post(MP_READ, some)), MP_COMPLETED);
   EXPECT_TRUE(local_memory_ == local);
 
@@ -215,16 +225,16 @@ TEST_P(EngineTransfer, TransfersOfSeveralThreadsAllComplete) {
     });
   }
   for (std::thread &thread : threads) thread.join();
-  EXPECT_TRUE(std::equal(local_memory_.begin(), local_memory_.begin() + (1 << 20), remote_memory_.begin()));
+  EXPECT_TRUE(std::equal(local_memory_.begin(), local_memory_.begin() + (1 << 20), remote_data()));
 }
 
 TEST_P(EngineTransfer, CountsWhatItMoved) {
-  const std::string path = GetParam();
+  const std::string over = path();
   ASSERT_EQ(move(MP_READ, {{0, 0, 1000}}), MP_COMPLETED);
   ASSERT_EQ(move(MP_WRITE, {{0, 0, 3000}}), MP_COMPLETED);
-  EXPECT_EQ(source_.stat({"paths", path, "completed"}), 2);
-  EXPECT_EQ(source_.stat({"paths", path, "read_bytes"}), 1000);
-  EXPECT_EQ(source_.stat({"paths", path, "written_bytes"}), 3000);
+  EXPECT_EQ(source_.stat({"paths", over, "completed"}), 2);
+  EXPECT_EQ(source_.stat({"paths", over, "read_bytes"}), 1000);
+  EXPECT_EQ(source_.stat({"paths", over, "written_bytes"}), 3000);
   EXPECT_EQ(source_.stat({"transfers_running"}), 0);
   EXPECT_EQ(target_.stat({"serving", "sessions"}), 1);
 }

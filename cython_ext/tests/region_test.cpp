@@ -16,7 +16,7 @@ std::shared_ptr<Region> make_region(const std::string &name, uint64_t length = 4
                                     uint32_t flags = MP_REGION_WRITABLE) {
   // Never dereferenced here.
   auto *base = reinterpret_cast<uint8_t *>(uintptr_t{1} << 32);
-  return std::make_shared<Region>(1, base, length, name, flags, false);
+  return std::make_shared<Region>(1, base, length, name, flags);
 }
 
 TEST(Region, ContainsIsExactAndSafeFromOverflow) {

@@ -33,7 +33,7 @@ class QuietEngine {
   std::shared_ptr<Region> region(const std::string &name, uint64_t length, uint32_t flags = MP_REGION_WRITABLE) {
     next_base_ += uint64_t{1} << 40;
     return std::make_shared<Region>(engine->next_region_id(), reinterpret_cast<uint8_t *>(next_base_), length, name,
-                                    flags, false);
+                                    flags);
   }
 
   std::shared_ptr<Engine> engine;

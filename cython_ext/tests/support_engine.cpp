@@ -43,7 +43,7 @@ int64_t TestEngine::stat(const std::vector<std::string> &keys) const {
 RegionHandle TestEngine::allocate(uint64_t nbytes, const char *name) {
   mp_region *region = nullptr;
   mp_error error;
-  EXPECT_EQ(mp_region_allocate(raw_, nbytes, name, &region, &error), MP_OK) << error.message;
+  EXPECT_EQ(mp_region_allocate(raw_, nbytes, name, nullptr, &region, &error), MP_OK) << error.message;
   return RegionHandle(region);
 }
 

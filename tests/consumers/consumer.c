@@ -34,7 +34,7 @@ int main(int argc, char **argv) {
   mp_engine *client = open_engine("client", NULL, transports);
 
   mp_region *source = NULL;
-  check(mp_region_allocate(server, kBlocks * kBlockBytes, "kv", &source, &error), &error, "allocate");
+  check(mp_region_allocate(server, kBlocks * kBlockBytes, "kv", NULL, &source, &error), &error, "allocate");
   mp_region_info info;
   mp_region_get_info(source, &info);
   for (int block = 0; block < kBlocks; ++block) {

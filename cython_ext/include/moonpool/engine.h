@@ -69,7 +69,7 @@ typedef struct mp_error {
   int32_t sys_errno; /* 0 or errno */
   int64_t item;      /* first item concerned, or -1 */
   int32_t retryable; /* 1 when the same call may succeed later */
-  char path[16];     /* "tcp", "local", or "" */
+  char path[16];     /* "tcp", "shm", "local", or "" */
   char peer[128];    /* "name (host:port)" or "" */
   char message[512]; /* what was attempted and what happened */
   char cause[256];   /* the first cause, or "" */
@@ -82,7 +82,7 @@ typedef struct mp_config {
   uint32_t abi_version;   /* MP_ABI_VERSION */
   const char *name;       /* shown to peers; NULL: "engine" */
   const char *listen;     /* "host:port", "[::1]:0"; port 0 picks one; NULL: accepts nobody */
-  const char *transports; /* "auto" or a comma list of "local", "tcp" */
+  const char *transports; /* "auto" or a comma list of "local", "shm", "tcp" */
   const char *require;    /* NULL, or the one transport every transfer must use */
   const uint8_t *secret;  /* cluster secret, or NULL */
   size_t secret_bytes;
@@ -120,6 +120,19 @@ MP_API size_t mp_probe_json(char *buffer, size_t size);
 /* ---------------------------------------------------------------- regions */
 
 #define MP_REGION_WRITABLE 1u
+#define MP_REGION_SHARED 2u /* peers on the same host map it; set by the engine */
+
+enum { MP_HUGE_PAGES_AUTO = 0, MP_HUGE_PAGES_NEVER = 1, MP_HUGE_PAGES_REQUIRED = 2 };
+#define MP_NUMA_ANY -1
+
+/* How memory is allocated. NULL where one is asked for: the defaults that mp_allocation_init sets. */
+typedef struct mp_allocation {
+  uint32_t flags;     /* MP_REGION_WRITABLE (default): peers may write it. The engine's own process always may */
+  int32_t huge_pages; /* AUTO: where the kernel offers them, from 2 MiB on. REQUIRED: 2 MiB pages now, or an error */
+  int32_t numa_node;  /* preferred node, or MP_NUMA_ANY: the node of the thread that touches a page first */
+} mp_allocation;
+
+MP_API void mp_allocation_init(mp_allocation *allocation);
 
 typedef struct mp_region_info {
   uint64_t id;  /* unique in this engine */
@@ -129,17 +142,21 @@ typedef struct mp_region_info {
   void *address;
   uint32_t flags;       /* MP_REGION_* */
   int32_t engine_owned; /* 1: allocated by the engine */
+  uint64_t page_bytes;  /* of allocated memory; 2 MiB only when it is certain. 0: registered memory */
 } mp_region_info;
 
-/* Page-aligned zeroed memory owned by the engine, always writable; freed with the last reference. `name` may be
- * NULL or up to 255 bytes; names are unique among live regions. */
-MP_API mp_status mp_region_allocate(mp_engine *engine, uint64_t nbytes, const char *name, mp_region **region,
-                                    mp_error *error);
+/* Page-aligned zeroed memory owned by the engine; freed with the last reference. `name` may be NULL or up to 255
+ * bytes; names are unique among live regions. With a name it is memory that peers on the same host can map, and that a
+ * forked child shares with its parent. */
+MP_API mp_status mp_region_allocate(mp_engine *engine, uint64_t nbytes, const char *name,
+                                    const mp_allocation *allocation, mp_region **region, mp_error *error);
 /* The memory must stay valid until mp_region_release succeeded or the engine is closed. */
 MP_API mp_status mp_region_register(mp_engine *engine, void *address, uint64_t nbytes, const char *name, uint32_t flags,
                                     mp_region **region, mp_error *error);
 /* Withdraws the region: peers are refused from now on, and when it returns MP_OK nothing reads or writes it any
- * more. MP_REGION_BUSY while a transfer of this engine uses it. Idempotent. */
+ * more. A peer on the same host that was stopped in the middle of a copy is waited for as long as progress_timeout_ms;
+ * then the bytes move to pages of their own, and what the peer still writes goes nowhere. MP_REGION_BUSY while a
+ * transfer of this engine uses it. Idempotent. */
 MP_API mp_status mp_region_release(mp_region *region, mp_error *error);
 MP_API void mp_region_free(mp_region *region);
 MP_API void mp_region_get_info(const mp_region *region, mp_region_info *info);

@@ -1,0 +1,631 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "shm_link.hpp"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "digest.hpp"
+#include "engine.hpp"
+#include "peer.hpp"
+
+namespace moonpool {
+
+namespace {
+
+constexpr size_t kInFlight = 16;
+constexpr size_t kReceiveBytes = 64 * 1024;
+constexpr size_t kRefusedMax = 65536;
+
+// Distinct keys of the remote regions; a transfer names few regions and long runs of each.
+std::vector<uint64_t> keys_of(const Transfer &transfer) {
+  std::vector<uint64_t> keys;
+  for (const Desc &desc : transfer.descs) {
+    if (!keys.empty() && keys.back() == desc.key) continue;
+    if (std::find(keys.begin(), keys.end(), desc.key) == keys.end()) keys.push_back(desc.key);
+  }
+  return keys;
+}
+
+Work whole(const std::shared_ptr<Transfer> &transfer) {
+  return {transfer, 0, static_cast<uint32_t>(transfer->descs.size()), transfer->bytes, 0};
+}
+
+}  // namespace
+
+// The mapped regions that one slice uses, counted in the table that the peer looks at before it lets go of memory.
+class ShmLink::Uses {
+ public:
+  explicit Uses(ShmLink &link) : link_(link) {}
+  ~Uses() { end(); }
+
+  mp_status resolve(const Desc &desc, bool write, uint8_t **address) {
+    if (last_ == nullptr || desc.key != last_key_) {
+      MappedPtr mapped;
+      {
+        std::shared_lock lock(link_.regions_mutex_);
+        const auto it = link_.mapped_.find(desc.key);
+        if (it == link_.mapped_.end()) return MP_REGION_RELEASED;
+        mapped = it->second;
+      }
+      if (!link_.table_->begin_use(mapped->slot)) return MP_REGION_RELEASED;
+      last_ = mapped.get();
+      last_key_ = desc.key;
+      used_.push_back(std::move(mapped));
+    }
+    if (desc.length == 0 || desc.length > last_->length || desc.offset > last_->length - desc.length) {
+      return MP_OUT_OF_RANGE;
+    }
+    if (write && !last_->memory->writable()) return MP_REGION_READ_ONLY;
+    *address = last_->memory->base() + desc.offset;
+    return MP_OK;
+  }
+
+  void end() {
+    for (const MappedPtr &mapped : used_) link_.table_->end_use(mapped->slot);
+    used_.clear();
+    last_ = nullptr;
+  }
+
+ private:
+  ShmLink &link_;
+  std::vector<MappedPtr> used_;
+  const Mapped *last_ = nullptr;
+  uint64_t last_key_ = 0;
+};
+
+ShmLink::ShmLink(const std::shared_ptr<Peer> &peer, IoThread &io, Fd fd, Connected connected)
+    : CopyLink(peer, "shm"),
+      peer_(peer),
+      io_(io),
+      requests_(shm::kDescsPerFrameMax),
+      connected_(std::move(connected)),
+      proof_(random_u64()) {
+  fd_ = std::move(fd);
+}
+
+// The last copy is over. Closing the socket tells the peer so.
+ShmLink::~ShmLink() { shutdown(make_error(MP_CLOSED, "the peer was closed"), true); }
+
+void ShmLink::open(int64_t deadline_ns) {
+  Error error;
+  {
+    std::lock_guard lock(mutex_);
+    watched_ = EPOLLIN;
+    error = io_.add(self(), watched_);
+    if (!error) send_locked(shm::request_header(shm::kOpen, reinterpret_cast<uintptr_t>(&proof_), proof_), nullptr);
+  }
+  if (error) return broken(error, true);
+  io_.call_at(deadline_ns, [weak = weak_from_this()] {
+    const auto self = std::static_pointer_cast<ShmLink>(weak.lock());
+    if (self == nullptr || self->usable_.load()) return;
+    self->broken(make_error(MP_CONNECT, "no answer over the Unix socket within the connect deadline"), false);
+  });
+}
+
+bool ShmLink::takes(const Transfer &transfer) const {
+  if (!usable_.load()) return false;
+  if (peer_copies_.load()) return true;
+  std::shared_lock lock(regions_mutex_);
+  if (refused_.empty()) return true;
+  return std::none_of(transfer.descs.begin(), transfer.descs.end(),
+                      [&](const Desc &desc) { return refused_.count(desc.key) != 0; });
+}
+
+void ShmLink::submit(const std::shared_ptr<Transfer> &transfer) {
+  size_t mapped = 0, refused = 0;
+  const std::vector<uint64_t> keys = keys_of(*transfer);
+  {
+    std::shared_lock lock(regions_mutex_);
+    for (const uint64_t key : keys) {
+      mapped += mapped_.count(key);
+      refused += refused_.count(key);
+    }
+  }
+  if (mapped == keys.size()) return CopyLink::submit(transfer);
+  if (refused > 0) return request(transfer);
+  bool ended;
+  Todo todo;
+  {
+    std::lock_guard lock(mutex_);
+    ended = ended_;
+    if (!ended) {
+      waiting_.push_back(transfer);
+      for (const uint64_t key : keys) {
+        std::shared_lock regions(regions_mutex_);
+        if (mapped_.count(key) + refused_.count(key) > 0 || !asked_.insert(key).second) continue;
+        send_locked(shm::request_header(shm::kMap, key), nullptr);
+      }
+      begin_waiting_locked(&todo);  // an answer may have come since we looked
+      watch_progress_locked();
+    }
+  }
+  if (ended) return turned_away(transfer);
+  run(std::move(todo));
+}
+
+// The peer copies: at least one of its regions cannot be mapped here.
+void ShmLink::request(const std::shared_ptr<Transfer> &transfer) {
+  if (!peer_copies_.load() || !requests_.push(transfer, engine_.config.slice_bytes)) return turned_away(transfer);
+  Todo todo;
+  {
+    std::lock_guard lock(mutex_);
+    pump_locked(&todo);
+  }
+  run(std::move(todo));
+}
+
+void ShmLink::turned_away(const std::shared_ptr<Transfer> &transfer) {
+  const Error cause = make_error(MP_PEER_LOST, "the connection to the peer ended");
+  const std::shared_ptr<Peer> peer = peer_.lock();
+  if (peer == nullptr) return transfer->fail(cause);
+  std::vector<Work> work;
+  work.push_back(whole(transfer));
+  peer->move_on(std::move(work), cause);
+}
+
+void ShmLink::adopt(std::vector<Work> work, const Error &cause) {
+  // The parts that are left go the way of a transfer of which nothing was begun, because both ways take any part.
+  for (Work &one : work) {
+    size_t mapped = 0;
+    const std::vector<uint64_t> keys = keys_of(*one.transfer);
+    {
+      std::shared_lock lock(regions_mutex_);
+      for (const uint64_t key : keys) mapped += mapped_.count(key);
+    }
+    std::vector<Work> alone;
+    alone.push_back(std::move(one));
+    if (mapped == keys.size()) {
+      CopyLink::adopt(std::move(alone), cause);
+    } else if (!peer_copies_.load() || !requests_.push_front(alone.front())) {
+      fail_work(alone, cause);
+    }
+  }
+  Todo todo;
+  {
+    std::lock_guard lock(mutex_);
+    pump_locked(&todo);
+  }
+  run(std::move(todo));
+}
+
+void ShmLink::cancel(Transfer &transfer) {
+  CopyLink::cancel(transfer);
+  std::vector<Work> never_begun = requests_.remove(transfer);
+  {
+    std::lock_guard lock(mutex_);
+    std::erase_if(waiting_, [&](const auto &one) {
+      if (one.get() != &transfer) return false;
+      never_begun.push_back(whole(one));
+      return true;
+    });
+  }
+  // What the peer was asked to copy is settled by its answer.
+  fail_work(never_begun, transfer.stop_cause());
+}
+
+void ShmLink::assist(Transfer &transfer, int64_t until) {
+  CopyLink::assist(transfer, until);
+  if (transfer.finished()) return;
+  {
+    std::lock_guard lock(mutex_);
+    if (ended_ || assisted_) return;
+    assisted_ = true;
+    watch_locked();
+  }
+  // Looks for a short time; then the I/O thread takes over and the caller sleeps.
+  const bool bulk = transfer.bytes >= kBulkBytes;
+  const int64_t end = std::min(until, now_ns() + int64_t{engine_.config.spin_us} * 1000);
+  ActiveThreads::enter();
+  while (!transfer.finished() && now_ns() < end && ActiveThreads::may_look(bulk)) {
+    run(drive());
+    if (!yield_core() && bulk) break;
+  }
+  ActiveThreads::leave();
+  std::lock_guard lock(mutex_);
+  assisted_ = false;
+  watch_locked();
+}
+
+void ShmLink::region_gone(uint64_t key) {
+  MappedPtr gone;
+  std::unique_lock lock(regions_mutex_);
+  refused_.erase(key);
+  const auto it = mapped_.find(key);
+  if (it == mapped_.end()) return;
+  gone = std::move(it->second);
+  mapped_.erase(it);
+  lock.unlock();
+}
+
+// The last user of a mapping is gone. May be called by any thread, under no lock of this link.
+void ShmLink::unmapped(uint64_t key) {
+  std::lock_guard lock(mutex_);
+  if (!ended_) send_locked(shm::request_header(shm::kUnmap, key), nullptr);
+}
+
+void ShmLink::copy(const Work &work) {
+  const bool write = work.transfer->op == MP_WRITE;
+  Uses uses(*this);
+  copy_descs(
+      *work.transfer, work.begin, work.end,
+      [&](const Desc &desc, uint8_t **remote) { return uses.resolve(desc, write, remote); },
+      [&] {
+        uses.end();
+        // The memory outlives its owner, so the copy alone proves nothing.
+        if (!hung_up()) return Error{};
+        Error lost = refusal(MP_PEER_LOST);
+        lost.message = "the peer ended while its memory was being used";
+        return lost;
+      });
+}
+
+bool ShmLink::hung_up() const {
+  pollfd one{fd(), POLLRDHUP, 0};
+  return poll(&one, 1, 0) > 0 && (one.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
+}
+
+// ---------------------------------------------------------------- the socket
+
+void ShmLink::on_events(uint32_t) {
+  const auto self = this->self();
+  run(drive());
+}
+
+ShmLink::Todo ShmLink::drive() {
+  Todo todo;
+  std::lock_guard lock(mutex_);
+  drive_locked(&todo);
+  return todo;
+}
+
+void ShmLink::drive_locked(Todo *todo) {
+  if (ended_) return;
+  flush_locked();
+  while (receive_locked(todo)) parse_locked(todo);
+  if (!todo->fault) pump_locked(todo);
+}
+
+// True when something came.
+bool ShmLink::receive_locked(Todo *todo) {
+  if (todo->fault) return false;
+  const size_t had = in_.size();
+  in_.resize(had + kReceiveBytes);
+  iovec piece{in_.data() + had, kReceiveBytes};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+  msghdr message{};
+  message.msg_iov = &piece;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  const ssize_t n = recvmsg(fd(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  const int err = errno;
+  in_.resize(had + (n > 0 ? static_cast<size_t>(n) : 0));
+  if (n > 0) {
+    for (cmsghdr *header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
+      if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+      int number;
+      std::memcpy(&number, CMSG_DATA(header), sizeof number);
+      fds_.emplace_back(number);
+    }
+    progress_at_ = now_ns();
+    return true;
+  }
+  if (n < 0 && (err == EAGAIN || err == EINTR)) return false;
+  todo->fault = make_error(MP_PEER_LOST, "the Unix socket to the peer broke");
+  todo->fault.cause = n == 0 ? "closed by the peer" : errno_text(err);
+  // Its owner lets go of it only after everything it did is over.
+  todo->peer_gone = true;
+  return false;
+}
+
+void ShmLink::parse_locked(Todo *todo) {
+  std::string_view rest = in_;
+  for (;;) {
+    shm::CopyResponse response;
+    const shm::Decoded decoded = shm::decode_response(&rest, &response);
+    if (decoded == shm::Decoded::kMore) break;
+    if (decoded == shm::Decoded::kBad || !handle_locked(std::move(response), todo)) {
+      todo->fault = make_error(MP_PROTOCOL, "the peer sent a malformed answer over the Unix socket");
+      return;
+    }
+  }
+  in_.erase(0, in_.size() - rest.size());
+}
+
+bool ShmLink::handle_locked(shm::CopyResponse response, Todo *todo) {
+  if ((response.header.type == shm::kOpened) != (table_ == nullptr)) return false;
+  switch (response.header.type) {
+    case shm::kOpened:
+      todo->opened = true;
+      return on_opened_locked(response);
+    case shm::kMapped:
+      if (!on_mapped_locked(response, todo)) return false;
+      begin_waiting_locked(todo);
+      return true;
+    default:
+      return on_copied_locked(std::move(response), todo);
+  }
+}
+
+bool ShmLink::on_opened_locked(const shm::CopyResponse &response) {
+  if (fds_.empty()) return false;
+  const Fd fd = std::move(fds_.front());
+  fds_.pop_front();
+  std::string why_not;
+  table_ = UseTable::open(fd, &why_not);
+  peer_copies_.store(response.header.status == MP_OK);
+  usable_.store(table_ != nullptr);
+  return table_ != nullptr;
+}
+
+bool ShmLink::on_mapped_locked(const shm::CopyResponse &response, Todo *todo) {
+  const uint64_t key = response.header.id;
+  if (asked_.erase(key) == 0) return false;
+  std::shared_ptr<Mapping> memory;
+  if (response.header.status == MP_OK) {
+    if (fds_.empty() || response.header.value >= UseTable::kSlots) return false;
+    const Fd fd = std::move(fds_.front());
+    fds_.pop_front();
+    std::string why_not;
+    memory = Mapping::open(fd, response.header.bytes, &why_not);
+    if (memory == nullptr) send_locked(shm::request_header(shm::kUnmap, key), nullptr);
+  }
+  std::unique_lock lock(regions_mutex_);
+  if (memory == nullptr) {
+    engine_.stats.regions_not_mapped.fetch_add(1);
+    // Forgetting costs another question.
+    if (refused_.size() >= kRefusedMax) refused_.clear();
+    refused_.insert(key);
+    return true;
+  }
+  todo->mapped.push_back(key);
+  engine_.stats.regions_mapped.fetch_add(1);
+  mapped_[key] = MappedPtr(new Mapped{std::move(memory), response.header.bytes, response.header.value},
+                           [weak = weak_from_this(), key, &stats = engine_.stats](const Mapped *mapped) {
+                             delete mapped;
+                             stats.regions_mapped.fetch_sub(1);
+                             const auto link = std::static_pointer_cast<ShmLink>(weak.lock());
+                             if (link != nullptr) link->unmapped(key);
+                           });
+  return true;
+}
+
+bool ShmLink::on_copied_locked(shm::CopyResponse response, Todo *todo) {
+  const auto it = sent_.find(response.header.id);
+  if (it == sent_.end()) return false;
+  const Work &work = it->second;
+  const uint32_t count = work.end - work.begin;
+  if (response.digests.size() != (work.transfer->digest ? count : 0)) return false;
+  if (!response.failed.empty() && response.failed.back().desc >= count) return false;
+  todo->copied.emplace_back(std::move(it->second), std::move(response));
+  sent_.erase(it);
+  return true;
+}
+
+void ShmLink::begin_waiting_locked(Todo *todo) {
+  std::shared_lock lock(regions_mutex_);
+  std::erase_if(waiting_, [&](const std::shared_ptr<Transfer> &transfer) {
+    for (const uint64_t key : keys_of(*transfer)) {
+      if (mapped_.count(key) + refused_.count(key) == 0 && asked_.count(key) != 0) return false;
+    }
+    todo->begin.push_back(transfer);
+    return true;
+  });
+}
+
+void ShmLink::send_locked(const shm::RequestHeader &header, const shm::Desc *descs) {
+  shm::encode(header, descs, &out_);
+  flush_locked();
+}
+
+void ShmLink::pump_locked(Todo *todo) {
+  Work work;
+  while (!ended_ && sent_.size() < kInFlight && requests_.pull(&work)) {
+    const Transfer &transfer = *work.transfer;
+    if (transfer.stopping()) {
+      todo->stopped.push_back(std::move(work));
+      continue;
+    }
+    std::vector<shm::Desc> descs;
+    descs.reserve(work.end - work.begin);
+    for (uint32_t i = work.begin; i < work.end; ++i) {
+      const Desc &desc = transfer.descs[i];
+      descs.push_back({desc.key, desc.offset, desc.length, reinterpret_cast<uintptr_t>(desc.local)});
+    }
+    shm::RequestHeader header = shm::request_header(shm::kCopy, next_id_++, work.bytes);
+    header.op = static_cast<uint8_t>(transfer.op);
+    header.flags = transfer.digest ? wire::kFlagDigest : uint8_t{0};
+    header.count = static_cast<uint32_t>(descs.size());
+    if (sent_.empty()) progress_at_ = now_ns();
+    sent_.emplace(header.id, std::move(work));
+    send_locked(header, descs.data());
+    watch_progress_locked();
+  }
+}
+
+void ShmLink::flush_locked() {
+  while (!out_.empty()) {
+    const ssize_t n = send(fd(), out_.data(), out_.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (n < 0) break;  // a broken one is reported by receiving
+    out_.erase(0, static_cast<size_t>(n));
+  }
+  watch_locked();
+}
+
+void ShmLink::watch_locked() {
+  if (ended_) return;
+  const uint32_t want = (assisted_ ? 0u : EPOLLIN) | (out_.empty() ? 0u : EPOLLOUT);
+  if (want == watched_) return;
+  watched_ = want;
+  io_.modify(*this, want);
+}
+
+void ShmLink::watch_progress_locked() {
+  if (progress_watched_) return;
+  progress_watched_ = true;
+  const int64_t limit = int64_t{engine_.config.progress_timeout_ms} * kMillisecond;
+  io_.call_at(std::max(progress_at_, now_ns()) + limit, [weak = weak_from_this()] {
+    if (const auto self = std::static_pointer_cast<ShmLink>(weak.lock())) self->check_progress();
+  });
+}
+
+void ShmLink::check_progress() {
+  const int64_t limit = int64_t{engine_.config.progress_timeout_ms} * kMillisecond;
+  {
+    std::lock_guard lock(mutex_);
+    progress_watched_ = false;
+    if (ended_ || (sent_.empty() && waiting_.empty())) return;
+    if (now_ns() - progress_at_ < limit) return watch_progress_locked();
+  }
+  broken(make_error(MP_DEADLINE,
+                    "the peer did not answer over the Unix socket for " + std::to_string(limit / kMillisecond) + " ms",
+                    "check that the peer is not stopped, or raise progress_timeout"),
+         false);
+}
+
+// ---------------------------------------------------------------- without the lock
+
+void ShmLink::run(Todo todo) {
+  for (const auto &[work, response] : todo.copied) report(work, response);
+  for (const Work &work : todo.stopped) fail_work({work}, {});
+  if (todo.opened && usable_.load()) {
+    Connected connected;
+    {
+      std::lock_guard lock(mutex_);
+      connected = std::move(connected_);
+      connected_ = nullptr;
+    }
+    if (connected != nullptr) connected(self(), {});
+  }
+  // The answer and the news that the region is gone come over different sockets, in any order.
+  if (const std::shared_ptr<Peer> peer = todo.mapped.empty() ? nullptr : peer_.lock()) {
+    for (const uint64_t key : todo.mapped) {
+      if (!peer->knows(key)) region_gone(key);
+    }
+  }
+  for (const auto &transfer : todo.begin) submit(transfer);
+  if (todo.fault) broken(todo.fault, todo.peer_gone);
+}
+
+void ShmLink::report(const Work &work, const shm::CopyResponse &response) {
+  Transfer &transfer = *work.transfer;
+  std::vector<Work> elsewhere;
+  uint32_t next_failed = 0;
+  uint32_t done_from = work.begin;
+  const auto done_until = [&](uint32_t end) {
+    const uint64_t *digests = transfer.digest ? response.digests.data() + (done_from - work.begin) : nullptr;
+    if (done_from < end) transfer.descs_done(done_from, end, digests);
+    done_from = end + 1;
+  };
+  for (uint32_t i = work.begin; i < work.end; ++i) {
+    auto status = MP_OK;
+    const bool failed = next_failed < response.failed.size() && response.failed[next_failed].desc == i - work.begin;
+    if (failed) status = static_cast<mp_status>(response.failed[next_failed++].status);
+    const Desc &desc = transfer.descs[i];
+    if (!failed && transfer.digest && leaf_digest(desc.local, desc.length) != response.digests[i - work.begin]) {
+      status = MP_DIGEST;
+    }
+    if (status == MP_OK) continue;
+    done_until(i);
+    if (status == MP_TRANSPORT_UNAVAILABLE) {
+      elsewhere.push_back({work.transfer, i, i + 1, desc.length, work.attempts});
+      continue;
+    }
+    Error error = refusal(status);
+    if (status == MP_DIGEST) error.message = "bytes arrived that are not the bytes sent";
+    if (status == MP_SYSTEM) {
+      error.message = "memory of the region, or of the local buffer, cannot be accessed";
+      error.hint = "registered memory must stay mapped until it is released";
+    }
+    transfer.descs_failed(i, i + 1, error);
+  }
+  done_until(work.end);
+  if (elsewhere.empty()) return;
+  // The peer may not reach this process any more.
+  peer_copies_.store(false);
+  const Error cause = refusal(MP_TRANSPORT_UNAVAILABLE);
+  if (const std::shared_ptr<Peer> peer = peer_.lock()) return peer->move_on(std::move(elsewhere), cause);
+  fail_work(elsewhere, cause);
+}
+
+// True when the peer copies nothing of this process any more: it is gone, or it has seen that it must not.
+bool ShmLink::settle(int64_t until) {
+  if (table_ == nullptr) return true;
+  table_->revoke();
+  for (;;) {
+    if (table_->wait_idle(std::min(until, now_ns() + 10 * kMillisecond)) || hung_up()) return true;
+    if (now_ns() >= until) return false;
+  }
+}
+
+void ShmLink::broken(const Error &cause, bool peer_gone) {
+  Connected connected;
+  std::vector<Work> sent, rest;
+  {
+    std::lock_guard lock(mutex_);
+    if (ended_) return;
+    ended_ = true;
+    usable_.store(false);
+    io_.remove(*this);
+    connected = std::move(connected_);
+    connected_ = nullptr;
+    for (auto &entry : sent_) sent.push_back(std::move(entry.second));
+    sent_.clear();
+    for (const auto &transfer : waiting_) rest.push_back(whole(transfer));
+    waiting_.clear();
+  }
+  for (Work &work : close_queue()) rest.push_back(std::move(work));
+  for (Work &work : requests_.close()) rest.push_back(std::move(work));
+  const bool settled = peer_gone || sent.empty() || settle(now_ns() + 100 * kMillisecond);
+  if (connected != nullptr) connected(nullptr, cause);
+  const std::shared_ptr<Peer> peer = peer_.lock();
+  if (peer == nullptr) {
+    fail_work(rest, cause);
+    return fail_work(sent, cause);
+  }
+  const Error error = peer->describe(cause, path());
+  peer->path_failed(*this, error);
+  peer->move_on(std::move(rest), error);
+  if (settled) {
+    peer->move_on(std::move(sent), error);
+  } else {
+    peer->orphan(std::move(sent), error);
+  }
+}
+
+void ShmLink::shutdown(const Error &cause, bool settled) {
+  Connected connected;
+  std::vector<Work> sent, rest;
+  {
+    std::lock_guard lock(mutex_);
+    if (ended_) return;
+    ended_ = true;
+    usable_.store(false);
+    io_.remove(*this);
+    connected = std::move(connected_);
+    connected_ = nullptr;
+    for (auto &entry : sent_) sent.push_back(std::move(entry.second));
+    sent_.clear();
+    for (const auto &transfer : waiting_) rest.push_back(whole(transfer));
+    waiting_.clear();
+  }
+  for (Work &work : requests_.close()) rest.push_back(std::move(work));
+  CopyLink::shutdown(cause, settled);
+  fail_work(rest, cause);
+  if (sent.empty()) return;
+  // Closing from this side means that this process may do what it likes with its memory when it is over.
+  const int64_t patience = settled ? int64_t{engine_.config.progress_timeout_ms} * kMillisecond : 0;
+  const std::shared_ptr<Peer> peer = peer_.lock();
+  if (settle(now_ns() + patience) || settled || peer == nullptr) {
+    fail_work(sent, cause);
+  } else {
+    peer->orphan(std::move(sent), cause);
+  }
+}
+
+}  // namespace moonpool

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// The shm transport, requesting side. Memory that the peer allocated is mapped once, and this process copies by itself;
+// other memory is copied by the peer, who owns and checks it, straight to and from this process.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "copy_link.hpp"
+#include "io_thread.hpp"
+#include "shm_frames.hpp"
+#include "shm_table.hpp"
+
+namespace moonpool {
+
+class ShmLink final : public CopyLink, public Handler {
+ public:
+  ShmLink(const std::shared_ptr<Peer> &peer, IoThread &io, Fd fd, Connected connected);
+  ~ShmLink() override;
+
+  // Proves to the peer which process this is; `connected` is called when it has answered.
+  void open(int64_t deadline_ns);
+  bool takes(const Transfer &transfer) const override;
+  void submit(const std::shared_ptr<Transfer> &transfer) override;
+  void adopt(std::vector<Work> work, const Error &cause) override;
+  void cancel(Transfer &transfer) override;
+  void assist(Transfer &transfer, int64_t until) override;
+  void region_gone(uint64_t key) override;
+  void shutdown(const Error &cause, bool settled) override;
+
+ private:
+  // A region of the peer in this process. When the last copy is over and the region is gone, the peer is told.
+  struct Mapped {
+    std::shared_ptr<Mapping> memory;
+    uint64_t length;
+    uint32_t slot;
+  };
+  using MappedPtr = std::shared_ptr<const Mapped>;
+  // What a step under the lock leaves to do without it: everything that calls transfers or the peer.
+  struct Todo {
+    std::vector<std::pair<Work, shm::CopyResponse>> copied;
+    std::vector<std::shared_ptr<Transfer>> begin;
+    std::vector<Work> stopped;
+    std::vector<uint64_t> mapped;  // keys
+    bool opened = false;
+    Error fault;
+    bool peer_gone = false;
+  };
+  class Uses;
+
+  std::shared_ptr<ShmLink> self() { return std::static_pointer_cast<ShmLink>(shared_from_this()); }
+  void turned_away(const std::shared_ptr<Transfer> &transfer) override;
+  void copy(const Work &work) override;
+  void on_events(uint32_t events) override;
+
+  Todo drive();
+  void drive_locked(Todo *todo);
+  bool receive_locked(Todo *todo);
+  void parse_locked(Todo *todo);
+  bool handle_locked(shm::CopyResponse response, Todo *todo);
+  bool on_opened_locked(const shm::CopyResponse &response);
+  bool on_mapped_locked(const shm::CopyResponse &response, Todo *todo);
+  bool on_copied_locked(shm::CopyResponse response, Todo *todo);
+  void begin_waiting_locked(Todo *todo);
+  void send_locked(const shm::RequestHeader &header, const shm::Desc *descs);
+  void pump_locked(Todo *todo);
+  void flush_locked();
+  void watch_locked();
+  void watch_progress_locked();
+
+  void run(Todo todo);
+  void report(const Work &work, const shm::CopyResponse &response);
+  void request(const std::shared_ptr<Transfer> &transfer);
+  void check_progress();
+  void broken(const Error &cause, bool peer_gone);
+  bool settle(int64_t until);
+  bool hung_up() const;
+  void unmapped(uint64_t key);
+
+  const std::weak_ptr<Peer> peer_;
+  IoThread &io_;
+  WorkQueue requests_;  // what the peer copies
+  std::atomic<bool> usable_{false};
+  std::atomic<bool> peer_copies_{false};
+
+  mutable std::mutex mutex_;
+  Connected connected_;
+  uint64_t proof_ = 0;  // what the peer has to find in this process
+  bool ended_ = false;  // broken or shut down
+  bool assisted_ = false;
+  uint32_t watched_ = 0;
+  std::string in_, out_;
+  std::deque<Fd> fds_;  // that came with responses
+  std::shared_ptr<UseTable> table_;
+  std::vector<std::shared_ptr<Transfer>> waiting_;  // for regions to be mapped
+  std::unordered_set<uint64_t> asked_;
+  std::unordered_map<uint64_t, Work> sent_;
+  uint64_t next_id_ = 1;
+  int64_t progress_at_ = 0;
+  bool progress_watched_ = false;
+
+  mutable std::shared_mutex regions_mutex_;
+  std::unordered_map<uint64_t, MappedPtr> mapped_;
+  std::unordered_set<uint64_t> refused_;  // that the peer copies
+};
+
+}  // namespace moonpool
