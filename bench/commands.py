@@ -13,29 +13,41 @@ from rich.console import Console
 
 import moonpool
 from moonpool.bench import doctor as doctors
-from moonpool.bench.backends import ENGINES, IN_PROCESS
+from moonpool.bench.backends import ENGINES, SAME_HOST
+from moonpool.bench.compare_command import compare
 from moonpool.bench.errors import ExitStatus, UsageError
 from moonpool.bench.listening import serve_one_run
-from moonpool.bench.options import ADDRESS, DURATION, SECRET, SIZE, Choices, ListOf, Value, count
+from moonpool.bench.options import (
+    ADDRESS,
+    BATCH_MAX,
+    DURATION,
+    SECRET,
+    SIZE,
+    THREADS_MAX,
+    Choices,
+    ListOf,
+    Value,
+    count,
+    json_option,
+    plot_option,
+)
 from moonpool.bench.perform import perform
-from moonpool.bench.plot import require_matplotlib
 from moonpool.bench.report import doctor_table
 from moonpool.bench.runner import Options
-from moonpool.bench.sweep import Sweep, quick
-from moonpool.bench.work import OPS, ORDERS
+from moonpool.bench.sweep import DEFAULT_MEMORY, Sweep, quick
+from moonpool.bench.work import MEMORIES, OPS, ORDERS
 from moonpool.transfer_engine import probe
 
 __all__ = ["cli"]
 
-_THREADS_MAX = 64
 _LANES_MAX = 64
-_BATCH_MAX = 1 << 20
 
 _QUICK_EXAMPLES = """\b
 Examples:
   mooncake-bench                     what does this machine do?
   mooncake-bench --json -            the same for programs
   mooncake-bench doctor              what does it lack to do better?
+  mooncake-bench compare --quick     what do other engines do here?
   mooncake-bench transfer --help     everything that can be varied
 """
 
@@ -65,51 +77,14 @@ def _transports() -> list[str]:
     return [name for name in ENGINES if name in available]
 
 
-def _result_file(ctx: click.Context, param: click.Parameter, file: str | None) -> str | None:
-    """Find out before anything is measured that a result could not be written."""
-    if file is not None and file != "-":
-        try:
-            Path(file).open("a", encoding="utf-8").close()
-        except OSError as error:
-            raise click.BadParameter(str(error), ctx, param) from error
-    return file
-
-
-def _plot_file(ctx: click.Context, param: click.Parameter, file: str | None) -> Path | None:
-    if file is None:
-        return None
-    try:
-        require_matplotlib(Path(file))
-    except UsageError as error:
-        raise click.BadParameter(str(error), ctx, param) from error
-    _result_file(ctx, param, file)
-    return Path(file)
-
-
-_json = click.option(
-    "--json",
-    "json_file",
-    metavar="FILE|-",
-    callback=_result_file,
-    help="Write the result as JSON; - is standard output.",
-)
-_plot = click.option(
-    "--plot",
-    "plot_file",
-    metavar="FILE.png",
-    callback=_plot_file,
-    help="Draw the rate over the block size.",
-)
-
-
 @click.group(
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
     epilog=_QUICK_EXAMPLES,
 )
 @click.version_option(moonpool.__version__, prog_name="mooncake-bench")
-@_json
-@_plot
+@json_option
+@plot_option
 @click.pass_context
 def cli(ctx: click.Context, json_file: str | None, plot_file: Path | None) -> None:
     """Measure verified transfers between two processes, each beside the limit of this machine.
@@ -131,7 +106,7 @@ def cli(ctx: click.Context, json_file: str | None, plot_file: Path | None) -> No
 
 
 @cli.command(epilog=_TRANSFER_EXAMPLES)
-@click.option("--transport", type=Choices("name", list(ENGINES)), help="tcp, local.  [default: all this host has]")
+@click.option("--transport", type=Choices("name", list(ENGINES)), help="tcp, shm, local.  [default: all this host has]")
 @click.option(
     "--op",
     type=Choices("name", OPS),
@@ -148,7 +123,7 @@ def cli(ctx: click.Context, json_file: str | None, plot_file: Path | None) -> No
 )
 @click.option(
     "--batch",
-    type=ListOf("n", count(_BATCH_MAX)),
+    type=ListOf("n", count(BATCH_MAX)),
     default="16",
     show_default=True,
     help="Descriptors of one transfer.",
@@ -169,10 +144,16 @@ def cli(ctx: click.Context, json_file: str | None, plot_file: Path | None) -> No
 )
 @click.option(
     "--threads",
-    type=ListOf("n", count(_THREADS_MAX)),
+    type=ListOf("n", count(THREADS_MAX)),
     default="1",
     show_default=True,
     help="User threads that transfer at the same time.",
+)
+@click.option(
+    "--memory",
+    type=Choices("name", MEMORIES),
+    help="Memory that the caller has (registered), or that the engine made (allocated).  "
+    "[default: registered; shm: allocated]",
 )
 @click.option(
     "--footprint",
@@ -197,8 +178,8 @@ def cli(ctx: click.Context, json_file: str | None, plot_file: Path | None) -> No
     help="Raw sockets with one answer per batch, as transfers have it, or with none until the end.",
 )
 @click.option("--only", type=click.Choice(["engine", "limit"]), help="Measure one of the two alone.")
-@_json
-@_plot
+@json_option
+@plot_option
 @click.option(
     "--listen",
     type=ADDRESS,
@@ -229,23 +210,26 @@ def transfer(ctx: click.Context, /, **given: Any) -> None:
 
 def _plan(given: dict[str, Any]) -> tuple[list[Any], Options]:
     target = given["target"]
-    transports = given["transport"] or [name for name in _transports() if target is None or name not in IN_PROCESS]
+    transports = given["transport"] or [name for name in _transports() if target is None or name not in SAME_HOST]
     if given["insecure"]:
         raise click.UsageError("--insecure belongs to --listen")
-    if target is not None and (inside := sorted(IN_PROCESS.intersection(transports))):
-        raise click.UsageError(f"--transport {inside[0]} stays within one process: it has no --target")
-    sweep = Sweep(
-        transports,
-        given["op"],
-        given["block_size"],
-        given["batch"],
-        given["order"],
-        given["lanes"],
-        given["threads"],
-        given["footprint"],
-    )
+    if target is not None and (inside := sorted(SAME_HOST.intersection(transports))):
+        raise click.UsageError(f"--transport {inside[0]} stays on one host: it has no --target")
+    works = []
     try:
-        works = sweep.works()
+        for transport in transports:
+            sweep = Sweep(
+                [transport],
+                given["op"],
+                given["block_size"],
+                given["batch"],
+                given["order"],
+                given["lanes"],
+                given["threads"],
+                given["footprint"],
+                given["memory"] or [DEFAULT_MEMORY[transport]],
+            )
+            works.extend(sweep.works())
     except UsageError as error:
         raise click.UsageError(str(error)) from error
     return works, Options(
@@ -266,7 +250,7 @@ def _listen(ctx: click.Context, given: dict[str, Any]) -> ExitStatus:
 
 
 @cli.command(epilog=_DOCTOR_EXAMPLES)
-@_json
+@json_option
 @click.pass_context
 def doctor(ctx: click.Context, json_file: str | None) -> None:
     """Say what this host offers to transfers, what holds it back, and how to repair that.
@@ -284,3 +268,6 @@ def doctor(ctx: click.Context, json_file: str | None) -> None:
     if json_file != "-":
         Console().print(doctor_table(findings))
     ctx.exit(ExitStatus.OK if doctors.healthy(findings) else ExitStatus.NOT_VERIFIED)
+
+
+cli.add_command(compare)

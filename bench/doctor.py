@@ -4,92 +4,23 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import re
-import resource
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
-from pathlib import Path
-from typing import Any, Final, Literal
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any, Final
 
 from moonpool.bench.environment import describe_host
+from moonpool.bench.examined import Finding, Host
+from moonpool.bench.same_host import SAME_HOST_CHECKS
 from moonpool.errors import ConfigError
-from moonpool.transfer_engine import EngineSettings, TransportInfo, probe
+from moonpool.transfer_engine import EngineSettings
 from moonpool.units import format_bytes
 
 __all__ = ["Finding", "Host", "document", "examine", "healthy"]
 
-Status = Literal["OK", "degraded", "missing"]
-
 _FILES_MIN: Final = 4096
 _BUFFER_BYTES_MIN: Final = 4 << 20
 _BACKLOG_MIN: Final = 1024
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the report.
-
-    Attributes:
-        name: what was looked at.
-        status: ``OK``, ``degraded`` (works, but slower or for fewer than it could) or ``missing``.
-        found: what is there.
-        fix: what to do about it, or ``""``.
-        needed: transfers are impossible without it.
-    """
-
-    name: str
-    status: Status
-    found: str
-    fix: str = ""
-    needed: bool = False
-
-
-def _loaded(library: str) -> ctypes.CDLL | None:
-    try:
-        return ctypes.CDLL(library)
-    except OSError:
-        return None
-
-
-def _limits() -> dict[str, int]:
-    return {
-        "nofile": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        "memlock": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
-    }
-
-
-@dataclass(frozen=True)
-class Host:
-    """Where the doctor looks. Tests give it another one.
-
-    Attributes:
-        root: in place of ``/``.
-        transports: what the engine says.
-        limits: soft limits of this process: ``nofile``, ``memlock``; -1 is unlimited.
-        load: opens a shared library, or returns None.
-        cores: CPUs this process may use.
-    """
-
-    root: Path = Path("/")
-    transports: Callable[[], list[TransportInfo]] = probe
-    limits: dict[str, int] = field(default_factory=_limits)
-    load: Callable[[str], ctypes.CDLL | None] = _loaded
-    cores: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
-
-    def read(self, path: str) -> str | None:
-        """Return the text of a file of the system without its last line break, or None where it is not there."""
-        try:
-            return (self.root / path).read_text(encoding="utf-8", errors="replace").strip()
-        except OSError:
-            return None
-
-    def names(self, path: str) -> list[str]:
-        """Return the entries of a folder of the system, sorted; none where it is not there."""
-        try:
-            return sorted(entry.name for entry in (self.root / path).iterdir())
-        except OSError:
-            return []
 
 
 def examine(host: Host | None = None) -> list[Finding]:
@@ -175,19 +106,6 @@ def _numa(host: Host) -> Iterator[Finding]:
         yield Finding("NUMA nodes", "OK", f"{len(nodes)}; numactl keeps a process and its memory on one of them")
 
 
-def _hugepages(host: Host) -> Iterator[Finding]:
-    match = re.search(r"\[(\w+)\]", host.read("sys/kernel/mm/transparent_hugepage/enabled") or "")
-    if match is None:
-        yield Finding("transparent huge pages", "degraded", "not in this kernel: copies touch more pages")
-    elif match[1] == "never":
-        yield Finding(
-            "transparent huge pages", "degraded", "never: copies touch more pages",
-            "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
-        )  # fmt: skip
-    else:
-        yield Finding("transparent huge pages", "OK", match[1])
-
-
 def _open_files(host: Host) -> Iterator[Finding]:
     files = host.limits["nofile"]
     if files == -1 or files >= _FILES_MIN:
@@ -235,48 +153,6 @@ def _backlog(host: Host) -> Iterator[Finding]:
     else:
         yield Finding("connection backlog", "degraded", f"{text} (somaxconn): many peers at once wait for retries",
                       "sysctl -w net.core.somaxconn=4096")  # fmt: skip
-
-
-_PTRACE: Final = {
-    "1": "1: only a parent may read its children",
-    "2": "2: only with CAP_SYS_PTRACE",
-    "3": "3: nobody may",
-}
-
-
-def _process_vm(host: Host) -> Iterator[Finding]:
-    if not _can_read_itself(host):
-        yield Finding(
-            "process_vm_readv", "missing", "the system call is refused, as a sandbox does",
-            "a seccomp profile that allows process_vm_readv and process_vm_writev",
-        )  # fmt: skip
-        return
-    scope = host.read("proc/sys/kernel/yama/ptrace_scope")
-    if scope in (None, "0"):
-        yield Finding("process_vm_readv", "OK", "processes of one user may read each other")
-    else:
-        yield Finding(
-            "process_vm_readv", "degraded", f"ptrace_scope is {_PTRACE.get(str(scope), scope)}",
-            "sysctl -w kernel.yama.ptrace_scope=0, or CAP_SYS_PTRACE",
-        )  # fmt: skip
-
-
-class _Iovec(ctypes.Structure):
-    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
-
-
-def _can_read_itself(host: Host) -> bool:
-    libc = host.load("libc.so.6")
-    if libc is None:
-        return False
-    source, copy = ctypes.create_string_buffer(b"moonpool"), ctypes.create_string_buffer(8)
-    remote = _Iovec(ctypes.addressof(source), 8)
-    local = _Iovec(ctypes.addressof(copy), 8)
-    libc.process_vm_readv.restype = ctypes.c_ssize_t
-    read = libc.process_vm_readv(
-        os.getpid(), ctypes.byref(local), ctypes.c_ulong(1), ctypes.byref(remote), ctypes.c_ulong(1), ctypes.c_ulong(0)
-    )
-    return bool(read == 8) and copy.raw == b"moonpool"
 
 
 def _rdma_names(host: Host) -> list[str]:
@@ -360,12 +236,11 @@ _CHECKS: Final = (
     _cores,
     _governor,
     _numa,
-    _hugepages,
     _open_files,
     _memlock,
     _socket_buffers,
     _backlog,
-    _process_vm,
+    *SAME_HOST_CHECKS,
     _rdma,
     _gpus,
 )

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from moonpool.bench.results import RowResult
 
-__all__ = ["SCHEMA", "document", "row"]
+if TYPE_CHECKING:
+    from moonpool.bench.compare import CompareRow, Entry
+
+__all__ = ["SCHEMA", "comparison", "document", "row"]
 
 #: Changed when a key disappears or changes its meaning; new keys do not change it.
 SCHEMA: Final = 1
@@ -21,6 +24,28 @@ def document(environment: dict[str, Any], results: Sequence[RowResult], *, inter
         "environment": environment,
         "interrupted": interrupted,
         "rows": [row(result) for result in results],
+    }
+
+
+def comparison(
+    environment: dict[str, Any], rows: Sequence[CompareRow], skipped: Mapping[str, str], *, interrupted: bool = False
+) -> dict[str, Any]:
+    """Return a whole comparison: one row for each work and backend."""
+    return {
+        "schema": SCHEMA,
+        "environment": environment,
+        "interrupted": interrupted,
+        "skipped": [{"backend": name, "reason": reason} for name, reason in skipped.items()],
+        "rows": [_compared(row, entry) for row in rows for entry in row.entries.values()],
+    }
+
+
+def _compared(of: CompareRow, entry: Entry) -> dict[str, Any]:
+    return {
+        **row(entry.result),
+        "moonpool_ratio": _rounded(of.ratio(entry.result.backend)),
+        "moonpool_ratios": [_rounded(ratio) for ratio in entry.ratios(of.reference)],
+        "failure": entry.failure or None,
     }
 
 
@@ -57,6 +82,8 @@ def row(result: RowResult) -> dict[str, Any]:
         "rounds": result.rounds,
         "footprint_bytes": work.footprint_bytes,
         "complaints": result.complaints,
+        "memory": work.memory,
+        "path": result.path,
     }
 
 

@@ -1,21 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of the command line."""
+"""Values of the command line, and the options that commands share."""
 
 from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import click
 
 from moonpool.address import parse_address
+from moonpool.bench.errors import UsageError
+from moonpool.bench.plot import require_matplotlib
 from moonpool.errors import MoonpoolError
 from moonpool.units import parse_bytes, parse_duration
 
-__all__ = ["ADDRESS", "DURATION", "SECRET", "SIZE", "Choices", "ListOf", "Value", "count"]
+__all__ = [
+    "ADDRESS",
+    "BATCH_MAX",
+    "DURATION",
+    "SECRET",
+    "SIZE",
+    "THREADS_MAX",
+    "Choices",
+    "ListOf",
+    "Value",
+    "count",
+    "json_option",
+    "plot_option",
+]
+
+THREADS_MAX = 64
+BATCH_MAX = 1 << 20
 
 T = TypeVar("T")
 
@@ -46,10 +64,17 @@ class ListOf(Value[list[T]]):
 
 
 class Choices(ListOf[str]):
-    """One or several names out of a few."""
+    """One or several names out of a few.
 
-    def __init__(self, name: str, choices: Sequence[str]) -> None:
+    Args:
+        name: what one is called.
+        choices: the names.
+        also: other spellings, and the names they stand for.
+    """
+
+    def __init__(self, name: str, choices: Sequence[str], also: Mapping[str, str] | None = None) -> None:
         def parse(text: str) -> str:
+            text = (also or {}).get(text, text)
             if text in choices:
                 return text
             nearest = difflib.get_close_matches(text, choices, n=1)
@@ -96,3 +121,40 @@ SIZE = _size
 DURATION = Value("duration", parse_duration)
 ADDRESS = Value("host:port", parse_address)
 SECRET = Value("secret", _secret)
+
+
+def _result_file(ctx: click.Context, param: click.Parameter, file: str | None) -> str | None:
+    """Find out before anything is measured that a result could not be written."""
+    if file is not None and file != "-":
+        try:
+            Path(file).open("a", encoding="utf-8").close()
+        except OSError as error:
+            raise click.BadParameter(str(error), ctx, param) from error
+    return file
+
+
+def _plot_file(ctx: click.Context, param: click.Parameter, file: str | None) -> Path | None:
+    if file is None:
+        return None
+    try:
+        require_matplotlib(Path(file))
+    except UsageError as error:
+        raise click.BadParameter(str(error), ctx, param) from error
+    _result_file(ctx, param, file)
+    return Path(file)
+
+
+json_option = click.option(
+    "--json",
+    "json_file",
+    metavar="FILE|-",
+    callback=_result_file,
+    help="Write the result as JSON; - is standard output.",
+)
+plot_option = click.option(
+    "--plot",
+    "plot_file",
+    metavar="FILE.png",
+    callback=_plot_file,
+    help="Draw the rate over the block size.",
+)

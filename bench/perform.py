@@ -26,30 +26,45 @@ from moonpool.units import format_bytes
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["fixed_parameters", "perform"]
+__all__ = ["COLUMNS", "StatusLine", "fixed_parameters", "perform", "say", "write_json"]
 
-#: Of the table, where standard output is no terminal.
-_COLUMNS = 120
+#: Of a table, where standard output is no terminal.
+COLUMNS = 120
 
 
-class _Progress(Observer):
-    """Keeps the results, and says on standard error what is measured when that is a terminal.
+class StatusLine:
+    """Says on standard error what is measured, when that is a terminal. A context manager.
 
     A line that is written over, and no animation: nothing of this process may run during a window but the transfers.
     """
 
-    def __init__(self, rounds: int) -> None:
-        self.results: list[RowResult] = []
-        self._rounds = rounds
+    def __init__(self) -> None:
         self._shown = sys.stderr.isatty()
-        self._where = ""
-        self._last = ""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._show("")
+        self.show("")
+
+    def show(self, text: str) -> None:
+        """Write the line; an empty one takes it away."""
+        if self._shown:
+            columns = shutil.get_terminal_size().columns
+            # To the first column, and clear to the end of the line: ECMA-48, as every terminal in use knows it.
+            sys.stderr.write(f"\r{text[: columns - 1]}\x1b[K")
+            sys.stderr.flush()
+
+
+class _Progress(Observer):
+    """Keeps the results, and says what is measured."""
+
+    def __init__(self, line: StatusLine, rounds: int) -> None:
+        self.results: list[RowResult] = []
+        self._line = line
+        self._rounds = rounds
+        self._where = ""
+        self._last = ""
 
     def row_begins(self, number: int, count: int, work: Work) -> None:
         """Show the row."""
@@ -57,20 +72,13 @@ class _Progress(Observer):
 
     def round_begins(self, number: int) -> None:
         """Show the round."""
-        self._show(f"{self._where}, round {number} of {self._rounds}{self._last}")
+        self._line.show(f"{self._where}, round {number} of {self._rounds}{self._last}")
 
     def row_ends(self, result: RowResult) -> None:
         """Keep the result."""
         self.results.append(result)
         if result.gbytes_per_s is not None and result.ratio is not None:
             self._last = f" (last: {result.gbytes_per_s:.2f} GB/s, {result.ratio:.2f} of the limit)"
-
-    def _show(self, text: str) -> None:
-        if self._shown:
-            columns = shutil.get_terminal_size().columns
-            # To the first column, and clear to the end of the line: ECMA-48, as every terminal in use knows it.
-            sys.stderr.write(f"\r{text[: columns - 1]}\x1b[K")
-            sys.stderr.flush()
 
 
 def perform(
@@ -81,11 +89,12 @@ def perform(
         environment = describe_run(_parameters(works, options))
     except MoonpoolError as error:
         # A setting of the engine that cannot be: no engine could be opened either.
-        _say(str(error))
+        say(str(error))
         return ExitStatus.FAILED
     failure: MoonpoolError | None = None
     interrupted = False
-    with _Progress(options.rounds) as progress:
+    with StatusLine() as line:
+        progress = _Progress(line, options.rounds)
         try:
             with Runner(options, progress) as runner:
                 environment["target"] = runner.describe_target()
@@ -97,19 +106,19 @@ def perform(
     results = progress.results
 
     if json_file != "-" and results:
-        print_report(Console(width=None if sys.stdout.isatty() else _COLUMNS), environment, results)
+        print_report(Console(width=None if sys.stdout.isatty() else COLUMNS), environment, results)
     if json_file is not None:
-        _write_json(jsonform.document(environment, results, interrupted=interrupted), json_file)
+        write_json(jsonform.document(environment, results, interrupted=interrupted), json_file)
     if plot_file is not None and results:
         plot(results, plot_file)
     if failure is not None:
-        _say(str(failure))
+        say(str(failure))
     if interrupted:
-        _say("interrupted; what was measured until then is shown")
+        say("interrupted; what was measured until then is shown")
     complaints = [f"NOT VERIFIED: {work_text(result.work)}: {text}" for result in results for text in result.complaints]
     if json_file == "-":
         for complaint in complaints:
-            _say(complaint)
+            say(complaint)
     if complaints:
         return ExitStatus.NOT_VERIFIED
     if interrupted:
@@ -117,11 +126,10 @@ def perform(
     return ExitStatus.OK if failure is None else ExitStatus.FAILED
 
 
-def _say(text: str) -> None:
+def say(text: str, style: str = "bold red") -> None:
+    """Say something on standard error."""
     # Not wrapped: where it is not read by a person, it is searched.
-    Console(stderr=True).print(
-        f"mooncake-bench: {text}", style="bold red", markup=False, highlight=False, soft_wrap=True
-    )
+    Console(stderr=True).print(f"mooncake-bench: {text}", style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def _parameters(works: Sequence[Work], options: Options) -> dict[str, Any]:
@@ -139,6 +147,7 @@ def _parameters(works: Sequence[Work], options: Options) -> dict[str, Any]:
 def fixed_parameters(works: Sequence[Work]) -> dict[str, Any]:
     """Return what is the same in all rows, so that the table need not say it."""
     values: dict[str, list[Any]] = {
+        "memory": [work.memory for work in works],
         "order": [work.order for work in works],
         "threads": [work.threads for work in works],
         "lanes": ["auto" if work.lanes is None else work.lanes for work in works],
@@ -147,7 +156,8 @@ def fixed_parameters(works: Sequence[Work]) -> dict[str, Any]:
     return {name: every[0] for name, every in values.items() if every and len(set(every)) == 1}
 
 
-def _write_json(document: dict[str, Any], file: str) -> None:
+def write_json(document: dict[str, Any], file: str) -> None:
+    """Write the JSON form to a file, or to standard output for ``-``."""
     text = json.dumps(document, indent=2) + "\n"
     if file == "-":
         sys.stdout.write(text)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,9 @@ from moonpool.units import format_bytes
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["plot", "require_matplotlib"]
+    from moonpool.bench.compare import CompareRow
+
+__all__ = ["plot", "plot_comparison", "require_matplotlib"]
 
 
 def require_matplotlib(file: Path) -> None:
@@ -34,16 +36,35 @@ def require_matplotlib(file: Path) -> None:
 
 def plot(results: Sequence[RowResult], file: Path) -> None:
     """Draw `results` into `file`; its suffix says how (``.png``, ``.svg``, ``.pdf``)."""
+    panels: dict[str, list[RowResult]] = {}
+    for result in sorted(results, key=lambda result: (result.work.transport, result.work.op), reverse=True):
+        panels.setdefault(f"{result.work.transport} {result.work.op}", []).append(result)
+    _draw({title: _lines(results) for title, results in panels.items()}, file)
+
+
+def plot_comparison(rows: Sequence[CompareRow], file: Path) -> None:
+    """Draw a comparison into `file`: a panel for each operation, batch, order and number of threads."""
+    panels: dict[str, dict[str, list[RowResult]]] = {}
+    for row in rows:
+        work = row.work
+        threads = "1 thread" if work.threads == 1 else f"{work.threads} threads"
+        title = f"{work.transport} {work.op}, {work.memory} memory, batch {work.batch}, {work.order}, {threads}"
+        lines = panels.setdefault(title, {})
+        for name, entry in row.entries.items():
+            if entry.windows:
+                lines.setdefault(name, []).append(entry.result)
+    _draw(panels, file)
+
+
+def _draw(panels: Mapping[str, Mapping[str, list[RowResult]]], file: Path) -> None:
     # The object-oriented interface: it needs no display and no global state.
     from matplotlib.figure import Figure
 
-    panels = sorted({(result.work.transport, result.work.op) for result in results}, reverse=True)
     figure = Figure(figsize=(6 * min(2, len(panels)), 4.2 * ((len(panels) + 1) // 2)), layout="constrained")
-    for index, panel in enumerate(panels):
+    for index, (title, lines) in enumerate(panels.items()):
         axes = figure.add_subplot((len(panels) + 1) // 2, min(2, len(panels)), index + 1)
-        rows = [result for result in results if (result.work.transport, result.work.op) == panel]
-        sizes = sorted({result.work.block_bytes for result in rows})
-        for label, line in _lines(rows).items():
+        sizes = sorted({result.work.block_bytes for line in lines.values() for result in line})
+        for label, line in lines.items():
             line.sort(key=lambda result: result.work.block_bytes)
             colour = _line(axes, line, [result.gbytes_per_s for result in line], marker="o", label=label)
             _line(
@@ -58,7 +79,7 @@ def plot(results: Sequence[RowResult], file: Path) -> None:
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [format_bytes(size) for size in sizes])
         axes.set_ylim(bottom=0)
-        axes.set_title(" ".join(panel))
+        axes.set_title(title)
         axes.set_xlabel("block")
         axes.set_ylabel("GB/s (10^9 bytes)")
         axes.grid(alpha=0.3)
@@ -69,6 +90,7 @@ def plot(results: Sequence[RowResult], file: Path) -> None:
 def _lines(rows: Sequence[RowResult]) -> dict[str, list[RowResult]]:
     """One line for everything but the block size."""
     named: list[tuple[str, Callable[[RowResult], object]]] = [
+        ("memory", lambda row: row.work.memory),
         ("order", lambda row: row.work.order),
         ("lanes", lambda row: row.lanes),
         ("threads", lambda row: row.work.threads),

@@ -17,7 +17,7 @@ from moonpool.bench.results import RowResult
 from moonpool.bench.work import Work
 from moonpool.units import format_bytes, format_duration
 
-__all__ = ["doctor_table", "print_report", "work_text"]
+__all__ = ["ORDER_TEXTS", "digits", "doctor_table", "fitted", "header", "print_report", "work_text"]
 
 _NONE: Final = "–"
 #: Ratios from which a row is good, and from which it is fair.
@@ -84,13 +84,16 @@ def _machine(host: dict[str, Any]) -> str:
 def print_report(console: Console, environment: dict[str, Any], results: Sequence[RowResult]) -> None:
     """Print the header, the table and what it means."""
     console.print(header(environment), "", sep="\n")
-    table = rows_table(results)
-    # In a narrow terminal lines are broken, but no digit is left out.
+    fitted(console, rows_table(results))
+    console.print("", notes(results), sep="\n")
+
+
+def fitted(console: Console, table: Table) -> None:
+    """Print a table with all its digits: in a narrow terminal lines are broken, but nothing is left out."""
     own_width = console.width
     console.width = max(own_width, Console(width=1000).measure(table).maximum)
     console.print(table)
     console.width = own_width
-    console.print("", notes(results), sep="\n")
 
 
 def rows_table(results: Sequence[RowResult]) -> Table:
@@ -128,6 +131,8 @@ def notes(results: Sequence[RowResult]) -> RenderableType:
 def work_text(work: Work) -> str:
     """Return which row it is."""
     text = f"{work.transport} {work.op} {format_bytes(work.block_bytes)} × {work.batch}"
+    if work.memory != "registered":
+        text += f" {work.memory}"
     return text if work.order == "sequential" else f"{text} {work.order}"
 
 
@@ -147,13 +152,14 @@ _LIMITS: Final = {
     "sockets-acked": "raw sockets in C, up to {width} connections, one answer per batch",
     "sockets-stream": "raw sockets in C, up to {width} connections, one answer at the end",
     "memcpy": "memcpy in C, up to {width} threads",
+    "process_vm": "process_vm_readv and process_vm_writev in C, up to {width} threads",
 }
 
 
 # ---------------------------------------------------------------- cells
 
 
-def _digits(value: float | None) -> str:
+def digits(value: float | None) -> str:
     """Three significant digits, as far as they are in front of the point or just behind it."""
     if value is None:
         return _NONE
@@ -167,12 +173,12 @@ def _rate(value: float | None) -> str:
         return _NONE
     for factor, unit in ((1e6, "M"), (1e3, "k")):
         if value >= factor:
-            return f"{_digits(value / factor)}{unit}"
-    return _digits(value)
+            return f"{digits(value / factor)}{unit}"
+    return digits(value)
 
 
 def _time(latency: Percentiles | None, name: str) -> str:
-    return _digits(getattr(latency, name) if latency is not None else None)
+    return digits(getattr(latency, name) if latency is not None else None)
 
 
 def _cpu(result: RowResult) -> str:
@@ -180,7 +186,7 @@ def _cpu(result: RowResult) -> str:
     if cost is None:
         return _NONE
     ours, theirs = cost
-    return _digits(ours) if theirs == 0 else f"{_digits(ours)}+{_digits(theirs)}"
+    return digits(ours) if theirs == 0 else f"{digits(ours)}+{digits(theirs)}"
 
 
 def _ratio(result: RowResult) -> Text:
@@ -194,23 +200,30 @@ def _verified(result: RowResult) -> Text:
     return Text("ok", style="green") if result.verified else Text("BAD", style="bold red")
 
 
-_ORDERS: Final = {"sequential": "seq", "random": "random"}
+def _via(result: RowResult) -> str:
+    """What was asked for, and the path that was taken where that is another."""
+    asked = result.work.transport
+    return asked if result.path in (None, asked) else f"{asked}: {result.path}"
+
+
+ORDER_TEXTS: Final = {"sequential": "seq", "random": "random"}
 
 _COLUMNS: Final = (
-    _Column("via", lambda row: row.work.transport, left=True, grouped=True),
+    _Column("via", _via, left=True, grouped=True),
+    _Column("memory", lambda row: row.work.memory, varies=lambda row: row.work.memory, left=True, grouped=True),
     _Column("op", lambda row: row.work.op, left=True, grouped=True),
     _Column("lanes", lambda row: str(row.lanes or _NONE), varies=lambda row: row.work.lanes),
     _Column("thr", lambda row: str(row.work.threads), varies=lambda row: row.work.threads),
-    _Column("order", lambda row: _ORDERS[row.work.order], varies=lambda row: row.work.order, left=True),
+    _Column("order", lambda row: ORDER_TEXTS[row.work.order], varies=lambda row: row.work.order, left=True),
     _Column("block", lambda row: format_bytes(row.work.block_bytes)),
     _Column("batch", lambda row: str(row.work.batch)),
-    _Column("GB/s", lambda row: _digits(row.gbytes_per_s)),
+    _Column("GB/s", lambda row: digits(row.gbytes_per_s)),
     _Column("ops/s", lambda row: _rate(row.ops_per_s)),
     _Column("p50", lambda row: _time(row.latency, "p50_us")),
     _Column("p99", lambda row: _time(row.latency, "p99_us")),
     _Column("p99.9", lambda row: _time(row.latency, "p999_us")),
     _Column("CPU s/GB", _cpu),
-    _Column("limit", lambda row: _digits(row.limit_gbytes_per_s)),
+    _Column("limit", lambda row: digits(row.limit_gbytes_per_s)),
     _Column("p50", lambda row: _time(row.limit_latency, "p50_us")),
     _Column("ratio", _ratio),
     _Column("", _verified),

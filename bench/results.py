@@ -20,6 +20,7 @@ class RowResult:
         work: what was moved.
         backend: the name of the engine measured, or of the limit when that alone was asked for.
         limit: what it was compared with, such as ``sockets-acked``, or None.
+        path: the way the bytes took, or None where the engine does not tell.
         lanes: connections the engine used, or None where there are none.
         limit_width: connections or copying threads of the limit.
         engine: one window per round, unless only the limit was asked for.
@@ -35,6 +36,7 @@ class RowResult:
     engine: list[Window] = field(default_factory=list)
     limits: list[Window] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
+    path: str | None = None
 
     @property
     def rounds(self) -> int:

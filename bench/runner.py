@@ -3,20 +3,19 @@
 
 from __future__ import annotations
 
-import gc
 import math
-import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from moonpool.bench.backends import ENGINES, IN_PROCESS, LIMITS, Backend, InitiatorSide, Place, RowSide
+from moonpool.bench.backends import IN_PROCESS, SAME_HOST, InitiatorSide, Place, RowSide, backend_of
+from moonpool.bench.backends.mapped import copying_threads
+from moonpool.bench.initiating import steady
 from moonpool.bench.measure import Window
 from moonpool.bench.results import RowResult
-from moonpool.bench.session import KINDS, Memory
+from moonpool.bench.session import Backends
 from moonpool.bench.targets import InProcessTarget, RemoteTarget, SpawnedTarget, Target
 from moonpool.bench.verify import Pattern, Verdict
 from moonpool.bench.work import Layout, Work
@@ -84,10 +83,8 @@ class Runner:
     def __init__(self, options: Options, observer: Observer | None = None) -> None:
         self._options = options
         self._observer = observer or Observer()
-        self._memory = Memory()
         self._targets: dict[bool, Target] = {}
-        self._places: dict[bool, Place] = {}
-        self._backends: dict[tuple[str, str], Backend] = {}
+        self._backends: dict[bool, Backends] = {}
         self._window = 0
         self._row_end = math.inf
 
@@ -95,8 +92,8 @@ class Runner:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        for backend in self._backends.values():
-            backend.close()
+        for backends in self._backends.values():
+            backends.close()
         try:
             if kind is None:
                 for target in self._targets.values():
@@ -122,8 +119,7 @@ class Runner:
             if self._options.budget is not None:
                 self._row_end = begin + self._options.budget * number / len(works)
             self._observer.row_begins(number, len(works), work)
-            measured = ENGINES if "engine" in self._options.kinds else LIMITS
-            result = RowResult(work, measured[work.transport].name)
+            result = RowResult(work, backend_of(self._options.kinds[0], work).name)
             try:
                 self._row(result)
             finally:
@@ -138,8 +134,9 @@ class Runner:
         target = self._target(in_process)
         patience = _STEP_S + work.footprint_bytes / _SLOWEST_BYTES_PER_S
         self._window += 1
-        opening = target.start("open", patience, work=work.to_json(), window=self._window)
-        memory = self._memory.for_row(work.footprint_bytes)
+        owner = "engine" if self._needs_engine(work) else "limit"
+        opening = target.start("open", patience, work=work.to_json(), window=self._window, kind=owner)
+        memory = self._backends[in_process].memory(owner, work)
         layouts = Layout(work, target=False), Layout(work, target=True)
         pattern = Pattern(memory, layouts[0])
         if work.op == "read":
@@ -164,6 +161,8 @@ class Runner:
                 for kind in self._options.kinds[:: 1 if number % 2 else -1]:
                     window = self._measure(kind, sides[kind], pattern, target, result, patience)
                     (result.engine if kind == "engine" else result.limits).append(window)
+                    if kind == "engine":
+                        result.path = sides[kind].path
         finally:
             for side in sides.values():
                 side.close()
@@ -180,7 +179,7 @@ class Runner:
         filling()
         target.call("arm", kind=kind)
         first = list(side.next_batch)
-        with _steady():
+        with steady():
             _run(side, self._options.warmup)
             theirs, ours = target.call("mark"), time.process_time()
             window = _run(side, self._options.duration)
@@ -215,29 +214,26 @@ class Runner:
                 target = SpawnedTarget()
                 place = target.place
             self._targets[in_process] = target
-            self._places[in_process] = place
+            self._backends[in_process] = Backends(place, target=False)
         return self._targets[in_process]
 
     def _side(self, kind: str, row: RowSide, target: Target) -> InitiatorSide:
-        transport = row.work.transport
-        if (kind, transport) not in self._backends:
-            place = self._places[transport in IN_PROCESS]
-            self._backends[kind, transport] = KINDS[kind][transport](place)
+        backend = self._backends[row.work.transport in IN_PROCESS].get(kind, row.work)
         offer = target.call("offer", kind=kind, mode=row.mode, width=row.width)
-        return self._backends[kind, transport].initiator(row, offer)
+        return backend.initiator(row, offer)
 
     def _needs_engine(self, work: Work) -> bool:
         # Without a number given, the limit has as many connections as the engine would have.
-        return "engine" in self._options.kinds or (work.lanes is None and work.transport not in IN_PROCESS)
+        return "engine" in self._options.kinds or (work.lanes is None and work.transport not in SAME_HOST)
 
     def _limit_width(self, work: Work, lanes: int | None) -> int:
-        if work.transport in IN_PROCESS:
-            return max(len(os.sched_getaffinity(0)), work.threads)
+        if work.transport in SAME_HOST:
+            return copying_threads(work)
         return max(work.lanes or lanes or 1, work.threads)
 
     def _limit_name(self, work: Work) -> str:
-        name = LIMITS[work.transport].name
-        return name if work.transport in IN_PROCESS else f"{name}-{self._options.mode}"
+        name = backend_of("limit", work).name
+        return name if work.transport in SAME_HOST else f"{name}-{self._options.mode}"
 
 
 def _run(side: InitiatorSide, seconds: float) -> Window:
@@ -264,16 +260,3 @@ def _run(side: InitiatorSide, seconds: float) -> Window:
     if isinstance(result, BaseException):
         raise result
     return result
-
-
-@contextmanager
-def _steady() -> Iterator[None]:
-    """Keep the garbage collector out of the windows."""
-    enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the target does for one run: hold memory, be read and written, and check its own bytes."""
+"""What one side does for a run: hold memory, move or be moved, and check its own bytes."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from moonpool.bench.backends import ENGINES, LIMITS, Backend, Place, RowSide, TargetSide
+from moonpool.bench.backends import Backend, Place, RowSide, TargetSide, backend_of
 from moonpool.bench.environment import describe_host
 from moonpool.bench.errors import ControlError
 from moonpool.bench.memory import allocate
@@ -18,42 +19,61 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Memory", "TargetSession"]
-
-#: The two columns of a row: what is measured, and what it is compared with.
-KINDS: Final[dict[str, Mapping[str, type[Backend]]]] = {"engine": ENGINES, "limit": LIMITS}
+__all__ = ["Backends", "Session", "TargetSession"]
 
 
-class Memory:
-    """The memory of one side, kept while it is large enough for the next row."""
+class Backends:
+    """The backends of one side, each made when it is first needed, and the memory they share."""
 
-    def __init__(self) -> None:
-        self._bytes: NDArray[np.uint8] | None = None
+    def __init__(self, place: Place, *, target: bool) -> None:
+        self._place = place
+        self._target = target
+        self._made: dict[type[Backend], Backend] = {}
+        self._memory: NDArray[np.uint8] | None = None
 
-    def for_row(self, footprint_bytes: int) -> NDArray[np.uint8]:
-        """Return at least that much, the same array as before where possible."""
-        if self._bytes is None or len(self._bytes) < footprint_bytes:
-            self._bytes = None
-            self._bytes = allocate(footprint_bytes)
-        return self._bytes
+    def get(self, kind: str, work: Work) -> Backend:
+        """Return what is measured; see `backend_of`."""
+        wanted = backend_of(kind, work)
+        if wanted not in self._made:
+            self._made[wanted] = wanted(self._place)
+        return self._made[wanted]
+
+    def memory(self, kind: str, work: Work) -> NDArray[np.uint8]:
+        """Return this side's memory for a row, the same array as before where possible.
+
+        Args:
+            kind: whose memory it is where the row wants memory of an engine's own.
+            work: the row.
+        """
+        own = self.get(kind, work).memory(work, target=self._target)
+        if own is not None:
+            return own
+        if self._memory is None or len(self._memory) < work.footprint_bytes:
+            self._memory = None
+            self._memory = allocate(work.footprint_bytes)
+        return self._memory
+
+    def close(self) -> None:
+        """Close every backend."""
+        for backend in self._made.values():
+            backend.close()
+        self._made.clear()
 
 
-class TargetSession:
-    """Answers the commands of the initiating process. Used by one thread.
+class Session:
+    """Answers the commands of the process that leads the run. Used by one thread.
 
     The commands are the public methods named in `COMMANDS`; arguments and results are JSON values, except `offer`
     within one process.
     """
 
-    COMMANDS: Final = ("describe", "open", "offer", "fill", "arm", "mark", "finish", "check", "close_row")
+    COMMANDS: ClassVar[tuple[str, ...]] = ("describe", "open", "fill", "mark", "check", "close_row")
+    #: Whether this is the side that is read and written.
+    IS_TARGET: ClassVar[bool]
 
     def __init__(self, place: Place) -> None:
-        self._place = place
-        self._memory = Memory()
-        self._backends: dict[tuple[str, str], Backend] = {}
-        self._sides: dict[str, TargetSide] = {}
-        self._work: Work | None = None
-        self._layouts: tuple[Layout, Layout] | None = None
+        self._backends = Backends(place, target=self.IS_TARGET)
+        self._row_side: RowSide | None = None
         self._pattern: Pattern | None = None
         #: Whether every check so far found what it had to.
         self.verified = True
@@ -71,47 +91,38 @@ class TargetSession:
         """Return what is worth knowing about this host."""
         return describe_host()
 
-    def open(self, work: Mapping[str, Any], window: int) -> None:
-        """Begin a row; the memory that is to be written holds the content of `window`."""
-        self.close_row()
-        self._work = Work.from_json(work)
-        memory = self._memory.for_row(self._work.footprint_bytes)
-        self._layouts = Layout(self._work, target=True), Layout(self._work, target=False)
-        self._pattern = Pattern(memory, self._layouts[0])
-        self._pattern.fill(window)
+    def open(self, work: Mapping[str, Any], window: int, kind: str = "engine", memory_bytes: int = 0) -> None:
+        """Begin a row: the memory that is to be written holds the content of `window`.
 
-    def offer(self, kind: str, mode: str, width: int) -> dict[str, Any]:
-        """Make the target side of an engine or a limit, and return what the other side needs to know."""
-        work, layouts, _ = self._row()
-        name = (kind, work.transport)
-        if name not in self._backends:
-            self._backends[name] = KINDS[kind][work.transport](self._place)
-        memory = self._memory.for_row(work.footprint_bytes)
-        self._sides[kind] = self._backends[name].target(RowSide(work, *layouts, memory, mode, width))
-        return self._sides[kind].offer
+        Args:
+            work: the row.
+            window: a number.
+            kind: whose memory it is; see `Backends.memory`.
+            memory_bytes: at least so much, where later rows need more.
+        """
+        self.close_row()
+        row = Work.from_json(work)
+        largest = replace(row, footprint_bytes=max(row.footprint_bytes, memory_bytes))
+        memory = self._backends.memory(kind, largest)
+        layouts = Layout(row, target=self.IS_TARGET), Layout(row, target=not self.IS_TARGET)
+        self._pattern = Pattern(memory, layouts[0])
+        self._pattern.fill(window)
+        self._row_side = RowSide(row, *layouts, memory, "", 0)
 
     def fill(self, window: int) -> None:
-        """Write the content of `window` into the memory that is to be read."""
-        work, _, pattern = self._row()
-        if work.op == "read":
+        """Write the content of `window` into the memory of the side that it comes from."""
+        row, pattern = self._row()
+        if (row.work.op == "read") == self.IS_TARGET:
             pattern.fill(window)
-
-    def arm(self, kind: str) -> None:
-        """Get ready for one warm-up and one window."""
-        self._sides[kind].arm()
 
     def mark(self) -> float:
         """Return the CPU seconds that this process has used."""
         return time.process_time()
 
-    def finish(self, kind: str) -> None:
-        """Return when nothing that `arm` started runs any more."""
-        self._sides[kind].finish()
-
     def check(self, window: int, done: list[tuple[int, int]]) -> dict[str, Any]:
         """Compare every byte of this side after `window` moved the batches `done`."""
-        work, _, pattern = self._row()
-        if work.op == "write":
+        row, pattern = self._row()
+        if (row.work.op == "write") == self.IS_TARGET:
             pattern.expect(window, done)
         verdict = pattern.check()
         self.verified = self.verified and verdict.ok
@@ -120,19 +131,47 @@ class TargetSession:
 
     def close_row(self) -> None:
         """End a row. Engines and memory stay for the next one."""
-        for side in self._sides.values():
-            side.close()
-        self._sides.clear()
-        self._work = self._layouts = self._pattern = None
+        self._row_side = self._pattern = None
 
     def close(self) -> None:
         """Give back everything."""
         self.close_row()
-        for backend in self._backends.values():
-            backend.close()
-        self._backends.clear()
+        self._backends.close()
 
-    def _row(self) -> tuple[Work, tuple[Layout, Layout], Pattern]:
-        if self._work is None or self._layouts is None or self._pattern is None:
+    def _row(self) -> tuple[RowSide, Pattern]:
+        if self._row_side is None or self._pattern is None:
             raise ControlError("no row is open", hint="one version of mooncake-bench on both sides")
-        return self._work, self._layouts, self._pattern
+        return self._row_side, self._pattern
+
+
+class TargetSession(Session):
+    """The side that is read and written."""
+
+    COMMANDS = (*Session.COMMANDS, "offer", "arm", "finish")
+    IS_TARGET = True
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self._sides: dict[str, TargetSide] = {}
+
+    def offer(self, kind: str, mode: str, width: int) -> dict[str, Any]:
+        """Make the target side of an engine or a limit, and return what the other side needs to know."""
+        row, _ = self._row()
+        side = RowSide(row.work, row.local, row.remote, row.memory, mode, width)
+        self._sides[kind] = self._backends.get(kind, row.work).target(side)
+        return self._sides[kind].offer
+
+    def arm(self, kind: str) -> None:
+        """Get ready for one warm-up and one window."""
+        self._sides[kind].arm()
+
+    def finish(self, kind: str) -> None:
+        """Return when nothing that `arm` started runs any more."""
+        self._sides[kind].finish()
+
+    def close_row(self) -> None:
+        """End a row. Engines and memory stay for the next one."""
+        for side in self._sides.values():
+            side.close()
+        self._sides.clear()
+        super().close_row()

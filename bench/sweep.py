@@ -12,12 +12,14 @@ from moonpool.bench.verify import WORD_BYTES
 from moonpool.bench.work import Work
 from moonpool.units import format_bytes
 
-__all__ = ["FOOTPRINT_BYTES", "QUICK_FOOTPRINT_BYTES", "Sweep", "quick"]
+__all__ = ["DEFAULT_MEMORY", "FOOTPRINT_BYTES", "QUICK_FOOTPRINT_BYTES", "Sweep", "quick"]
 
 #: Memory of each side unless told otherwise: several times a last-level cache.
 FOOTPRINT_BYTES = 256 << 20
 #: The quick sweep's: filling and checking it costs more than the windows.
 QUICK_FOOTPRINT_BYTES = 128 << 20
+#: Whose memory is moved unless told otherwise: shared memory is at its best with the engine's own.
+DEFAULT_MEMORY = {"tcp": "registered", "shm": "allocated", "local": "registered"}
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Sweep:
     """Every combination of these is a row; the last list varies fastest.
 
     Attributes:
+        memories: whose memory it is.
         footprint_bytes: memory of each side; None: `FOOTPRINT_BYTES`, or one batch per thread where that is more.
     """
 
@@ -36,6 +39,7 @@ class Sweep:
     lanes: Sequence[int | None] = (None,)
     threads: Sequence[int] = (1,)
     footprint_bytes: int | None = None
+    memories: Sequence[str] = ("registered",)
 
     def works(self) -> list[Work]:
         """Return the rows.
@@ -46,18 +50,42 @@ class Sweep:
         return [
             self._work(*values)
             for values in itertools.product(
-                self.transports, self.ops, self.lanes, self.threads, self.orders, self.block_bytes, self.batches
+                self.transports, self.memories, self.ops, self.lanes, self.threads, self.orders, self.block_bytes,
+                self.batches,
             )
-        ]
+        ]  # fmt: skip
+
+    def works_within(self, footprint_min: int, footprint_max: int) -> list[Work]:
+        """Return the rows for several engines side by side, each of which holds the footprint twice.
+
+        A batch that does not fit into `footprint_max` bytes is made smaller. In which order single blocks come is
+        nothing that one engine could use and another not: they come in the first order only.
+
+        Raises:
+            UsageError: a combination is impossible.
+        """
+        rows: dict[Work, None] = {}
+        axes = (
+            self.transports, self.memories, self.ops, self.threads, self.orders, self.block_bytes, self.batches
+        )  # fmt: skip
+        for transport, memory, op, threads, order, block_bytes, batch in itertools.product(*axes):
+            _check_words(block_bytes)
+            fits = min(batch, footprint_max // (block_bytes * threads))
+            if fits == 0:
+                raise UsageError(
+                    f"{threads} x {format_bytes(block_bytes)} do not fit into {format_bytes(footprint_max)}",
+                    hint=f"--footprint {format_bytes(block_bytes * threads)}",
+                )
+            if fits > 1 or order == self.orders[0]:
+                footprint = max(footprint_min, block_bytes * fits * threads)
+                rows[Work(transport, op, block_bytes, fits, order, threads, None, footprint, memory)] = None
+        return list(rows)
 
     def _work(
-        self, transport: str, op: str, lanes: int | None, threads: int, order: str, block_bytes: int, batch: int
-    ) -> Work:
-        if block_bytes % WORD_BYTES:
-            raise UsageError(
-                f"a block of {block_bytes} bytes cannot be verified: blocks are made of {WORD_BYTES}-byte words",
-                hint=f"--block-size {max(WORD_BYTES, block_bytes // WORD_BYTES * WORD_BYTES)}",
-            )
+        self, transport: str, memory: str, op: str, lanes: int | None, threads: int, order: str, block_bytes: int,
+        batch: int,
+    ) -> Work:  # fmt: skip
+        _check_words(block_bytes)
         needed = block_bytes * batch * threads
         footprint = self.footprint_bytes or max(FOOTPRINT_BYTES, needed)
         if footprint < needed:
@@ -66,7 +94,15 @@ class Sweep:
                 f"{format_bytes(footprint)}",
                 hint=f"--footprint {format_bytes(needed)}, or a smaller batch",
             )
-        return Work(transport, op, block_bytes, batch, order, threads, lanes, footprint)
+        return Work(transport, op, block_bytes, batch, order, threads, lanes, footprint, memory)
+
+
+def _check_words(block_bytes: int) -> None:
+    if block_bytes % WORD_BYTES:
+        raise UsageError(
+            f"a block of {block_bytes} bytes cannot be verified: blocks are made of {WORD_BYTES}-byte words",
+            hint=f"--block-size {max(WORD_BYTES, block_bytes // WORD_BYTES * WORD_BYTES)}",
+        )
 
 
 def quick(transports: Sequence[str]) -> list[Work]:
@@ -77,6 +113,6 @@ def quick(transports: Sequence[str]) -> list[Work]:
     blocks = (4 << 10, 64 << 10, 1 << 20, 16 << 20)
     return [
         Work(transport, op, block, min(batch, QUICK_FOOTPRINT_BYTES // block), "sequential", 1, None,
-             QUICK_FOOTPRINT_BYTES)
+             QUICK_FOOTPRINT_BYTES, DEFAULT_MEMORY[transport])
         for transport, op, block, batch in itertools.product(transports, ("read", "write"), blocks, (1, 128))
     ]  # fmt: skip

@@ -1,29 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The target process: ``python -m moonpool.bench.target``, started by ``mooncake-bench`` for runs on one host.
+"""One side in a process of its own: ``python -m moonpool.bench.target``, started by ``mooncake-bench`` on one host.
 
-It reads one line of JSON from standard input (the secret of the run), writes one line (the port it listens on), and
-serves one run. When standard input ends, its parent is gone, and it ends too.
+It reads one line of JSON from standard input (the secret of the run, and which side it is), writes one line (the port
+it listens on), and serves one run: as the target, or as the initiating side of a comparison. When standard input ends,
+its parent is gone, and it ends too.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import socket
 import sys
 import threading
-from typing import Any
+from typing import Any, Final
 
 from moonpool.address import Address
 from moonpool.bench import control
 from moonpool.bench.backends import Place
 from moonpool.bench.control import Channel
 from moonpool.bench.errors import ControlError, ExitStatus
-from moonpool.bench.session import TargetSession
+from moonpool.bench.initiating import InitiatorSession
+from moonpool.bench.session import Session, TargetSession
 from moonpool.errors import MoonpoolError
 
 __all__ = ["accept", "main", "serve"]
 
+_SESSIONS: Final[dict[str, type[Session]]] = {"target": TargetSession, "initiator": InitiatorSession}
+# linux/prctl.h
+_PR_SET_PDEATHSIG: Final = 1
 # An answer is a short line: who cannot take it in this time is gone.
 _ANSWER_S = 10.0
 
@@ -42,7 +49,7 @@ def accept(listening: socket.socket, secret: bytes | None) -> Channel:
         return channel
 
 
-def serve(channel: Channel, session: TargetSession) -> ExitStatus:
+def serve(channel: Channel, session: Session) -> ExitStatus:
     """Carry out commands until the caller says goodbye, and return the exit status of this side.
 
     Raises:
@@ -56,12 +63,12 @@ def serve(channel: Channel, session: TargetSession) -> ExitStatus:
         channel.send(_answer(session, message), _ANSWER_S)
 
 
-def _answer(session: TargetSession, message: dict[str, Any]) -> dict[str, Any]:
+def _answer(session: Session, message: dict[str, Any]) -> dict[str, Any]:
     try:
         return {"result": session.call(str(message.get("call")), message.get("arguments") or {})}
     except MoonpoolError as error:
         return {"error": {"code": error.code, "message": str(error)}}
-    except (TypeError, ValueError, KeyError, MemoryError, OSError) as error:
+    except Exception as error:  # noqa: BLE001 - also what other engines raise is for the caller to read
         return {"error": {"code": "BENCH_TARGET", "message": f"{type(error).__name__}: {error}"}}
 
 
@@ -69,16 +76,20 @@ def main() -> ExitStatus:
     """Serve one run for the parent process."""
     order = json.loads(sys.stdin.buffer.readline())
     secret = bytes.fromhex(order["secret"])
+    if order["stoppable"] and not _die_with_parent():
+        return ExitStatus.FAILED
     with control.listen(Address("127.0.0.1", 0)) as listening:
         sys.stdout.write(json.dumps({"port": listening.getsockname()[1]}) + "\n")
         sys.stdout.flush()
+        # Nobody reads on, and some engines log to standard output.
+        os.dup2(2, 1)
         channels: list[Channel] = []
         threading.Thread(target=_end_with_parent, args=(listening, channels), daemon=True).start()
         try:
             channels.append(accept(listening, secret))
         except OSError:
             return ExitStatus.FAILED  # the parent ended before it called
-    session = TargetSession(Place(secret=secret))
+    session = _SESSIONS[order["role"]](Place(secret=secret))
     try:
         return serve(channels[0], session)
     except ControlError:
@@ -87,6 +98,13 @@ def main() -> ExitStatus:
     finally:
         session.close()
         channels[0].close()
+
+
+def _die_with_parent() -> bool:
+    """Have the kernel end this process when its parent ends, also while it is stopped; False: the parent has ended."""
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    return os.getppid() == parent
 
 
 def _end_with_parent(listening: socket.socket, channels: list[Channel]) -> None:

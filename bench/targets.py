@@ -11,8 +11,8 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import IO, Any, Final
 
 from moonpool.address import Address
 from moonpool.bench import control
@@ -102,22 +102,40 @@ class RemoteTarget(Target):
 
 
 class SpawnedTarget(Target):
-    """A child process on this host, with a secret that only the two of them know."""
+    """A child process on this host, with a secret that only the processes of the run know.
 
-    def __init__(self) -> None:
-        secret = secrets.token_bytes(32)
+    Args:
+        role: which session it serves: ``target`` or ``initiator``.
+        secret: of the run; None makes one.
+        environ: environment variables beside those of this process.
+        log: where its standard error goes; None: to that of this process.
+        stoppable: it will be stopped at times, and then could not see that this process is gone: the kernel ends it.
+    """
+
+    def __init__(
+        self,
+        role: str = "target",
+        secret: bytes | None = None,
+        environ: Mapping[str, str] | None = None,
+        log: IO[bytes] | None = None,
+        *,
+        stoppable: bool = False,
+    ) -> None:
+        secret = secret or secrets.token_bytes(32)
         #: For the engines of both sides.
         self.place = Place(secret=secret)
-        # A session of its own: Ctrl-C in the terminal is for the initiating process, which then ends the target.
+        # A session of its own: Ctrl-C in the terminal is for the leading process, which then ends this one.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "moonpool.bench.target"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=log,
+            env={**os.environ, **(environ or {})},
             start_new_session=True,
         )
         self._remote: RemoteTarget | None = None
         try:
-            port = self._greet(secret)
+            port = self._greet({"secret": secret.hex(), "role": role, "stoppable": stoppable})
             self._remote = RemoteTarget(Address("127.0.0.1", port), self.place)
         except BaseException:
             self.close()
@@ -128,6 +146,17 @@ class SpawnedTarget(Target):
         """Of the child."""
         return self._process.pid
 
+    def ended(self, timeout: float) -> int | None:
+        """Return the exit status of the child, or minus the signal it died of; None: it runs on after `timeout`."""
+        try:
+            return self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def send_signal(self, number: int) -> None:
+        """Send the child a signal, unless it has ended."""
+        self._process.send_signal(number)
+
     def start(self, name: str, timeout: float = 30.0, **arguments: Any) -> Callable[[], Any]:
         """See `Target`."""
         assert self._remote is not None
@@ -137,10 +166,9 @@ class SpawnedTarget(Target):
         """See `Target`."""
         assert self._remote is not None
         self._remote.goodbye()
-        try:
-            status = self._process.wait(_GOODBYE_S)
-        except subprocess.TimeoutExpired:
-            raise ControlError("the target process did not end after the run") from None
+        status = self.ended(_GOODBYE_S)
+        if status is None:
+            raise ControlError("the target process did not end after the run")
         if status not in (ExitStatus.OK, ExitStatus.NOT_VERIFIED):
             raise ControlError(f"the target process ended with status {status}")
 
@@ -151,18 +179,20 @@ class SpawnedTarget(Target):
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             pipe.close()
-        try:
-            self._process.wait(_GOODBYE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        if self.ended(_GOODBYE_S) is None:
+            self.kill()
 
-    def _greet(self, secret: bytes) -> int:
+    def kill(self) -> None:
+        """End the child at once."""
+        self._process.kill()
+        self._process.wait()
+
+    def _greet(self, order: dict[str, Any]) -> int:
         pipe_in, pipe_out = self._process.stdin, self._process.stdout
         assert pipe_in is not None
         assert pipe_out is not None
         try:
-            pipe_in.write(json.dumps({"secret": secret.hex()}).encode() + b"\n")
+            pipe_in.write(json.dumps(order).encode() + b"\n")
             pipe_in.flush()
         except BrokenPipeError:
             raise ControlError("the target process ended before it began") from None

@@ -18,10 +18,11 @@ from moonpool.bench.errors import ControlError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["OPS", "ORDERS", "Layout", "Work", "mix"]
+__all__ = ["MEMORIES", "OPS", "ORDERS", "Layout", "Work", "mix"]
 
 OPS: Final = ("read", "write")
 ORDERS: Final = ("sequential", "random")
+MEMORIES: Final = ("registered", "allocated")
 
 # SplitMix64 (https://prng.di.unimi.it/splitmix64.c): the same numbers on every machine and for every numpy version.
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -40,7 +41,7 @@ class Work:
     """What one row moves. Everything in it is agreed between the two processes.
 
     Attributes:
-        transport: ``tcp``, ``local``.
+        transport: ``tcp``, ``shm``, ``local``; ``auto`` where the engine chooses.
         op: ``read`` (target to initiator) or ``write`` (initiator to target).
         block_bytes: length of one descriptor.
         batch: descriptors of one transfer.
@@ -48,6 +49,7 @@ class Work:
         threads: user threads, each with its own part of the blocks.
         lanes: connections; None lets the engine choose.
         footprint_bytes: memory on each side that the batches cycle through.
+        memory: ``registered``: memory that the caller has; ``allocated``: memory that the engine made, on both sides.
     """
 
     transport: str
@@ -58,6 +60,7 @@ class Work:
     threads: int
     lanes: int | None
     footprint_bytes: int
+    memory: str = "registered"
 
     @property
     def batches(self) -> int:
@@ -85,7 +88,7 @@ class Work:
         Raises:
             ControlError: it is not a work that this version can do.
         """
-        kinds = {"transport": str, "op": str, "order": str}
+        kinds = {"transport": str, "op": str, "order": str, "memory": str}
         if not isinstance(fields, dict) or set(fields) != {field.name for field in dataclasses.fields(cls)}:
             raise ControlError("the other side described its work in an unknown way", hint="one version on both sides")
         for name, value in fields.items():
@@ -96,6 +99,7 @@ class Work:
         if (
             work.op not in OPS
             or work.order not in ORDERS
+            or work.memory not in MEMORIES
             or min(work.block_bytes, work.batch, work.threads) < 1
             or work.blocks < 1
         ):

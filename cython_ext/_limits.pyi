@@ -23,6 +23,10 @@ class LimitError(Exception):
 
 class Descriptors:
     def __init__(self, memory: Array, offsets: Array, lengths: Array, batch: int, streams: int) -> None: ...
+    @staticmethod
+    def of_process(
+        address: int, nbytes: int, offsets: Array, lengths: Array, batch: int, streams: int
+    ) -> Descriptors: ...
     def __len__(self) -> int: ...
 
 class Link:
@@ -55,6 +59,17 @@ class Listener:
 def copy_run(
     destination: Descriptors,
     source: Descriptors,
+    threads: int,
+    duration_ns: int,
+    stop: Array,
+    next_batch: Array,
+    samples: Array,
+) -> tuple[int, int, int, int]: ...
+def process_run(
+    pid: int,
+    own: Descriptors,
+    other: Descriptors,
+    op: int,
     threads: int,
     duration_ns: int,
     stop: Array,

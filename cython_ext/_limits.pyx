@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # cython: language_level=3, embedsignature=False
-"""Plain sockets and memcpy for mooncake-bench: what this machine can do at best. Passes arguments, decides nothing."""
+"""Plain sockets, memcpy and process_vm_* for mooncake-bench: what this machine can do. Decides nothing itself."""
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
@@ -56,6 +56,8 @@ cdef extern from "limits_api.h" nogil:
     mpl_status mpl_server_run(mpl_link *, const mpl_list *, mpl_op, mpl_mode, uint32_t, uint64_t *, mpl_error *)
     mpl_status mpl_copy_run(const mpl_list *, const mpl_list *, size_t, int64_t, const int32_t *, uint64_t *,
                             mpl_result *, mpl_error *)
+    mpl_status mpl_process_run(int32_t, const mpl_list *, const mpl_list *, mpl_op, size_t, int64_t, const int32_t *,
+                               uint64_t *, mpl_result *, mpl_error *)
 
 
 TOKEN_BYTES = MPL_TOKEN_BYTES
@@ -95,22 +97,41 @@ cdef class Descriptors:
     cdef const int64_t[::1] _offsets
     cdef const int64_t[::1] _lengths
     cdef mpl_list _list
+    cdef bint _foreign
 
-    def __cinit__(self, memory, offsets, lengths, size_t batch, size_t streams):
+    def __init__(self, memory, offsets, lengths, size_t batch, size_t streams):
         self._memory = memory
+        if self._memory.shape[0] == 0:
+            raise ValueError("memory is empty")
+        self._describe(<uint64_t>&self._memory[0], <uint64_t>self._memory.shape[0], offsets, lengths, batch, streams)
+
+    @staticmethod
+    def of_process(uint64_t address, uint64_t nbytes, offsets, lengths, size_t batch, size_t streams):
+        """Describe memory of another process, for `process_run` only."""
+        cdef Descriptors made = Descriptors.__new__(Descriptors)
+        made._describe(address, nbytes, offsets, lengths, batch, streams)
+        made._foreign = True
+        return made
+
+    cdef int _describe(self, uint64_t address, uint64_t nbytes, offsets, lengths, size_t batch,
+                       size_t streams) except -1:
         self._offsets = offsets
         self._lengths = lengths
         if self._offsets.shape[0] != self._lengths.shape[0] or self._offsets.shape[0] == 0:
             raise ValueError("offsets and lengths need the same number of entries, at least one")
-        if self._memory.shape[0] == 0:
-            raise ValueError("memory is empty")
-        self._list.memory = <void *>&self._memory[0]
-        self._list.memory_bytes = <uint64_t>self._memory.shape[0]
+        self._list.memory = <void *>address
+        self._list.memory_bytes = nbytes
         self._list.offsets = &self._offsets[0]
         self._list.lengths = &self._lengths[0]
         self._list.count = <size_t>self._offsets.shape[0]
         self._list.batch = batch
         self._list.streams = streams
+        return 0
+
+    cdef const mpl_list *_own(self) except NULL:
+        if self._foreign:
+            raise ValueError("this memory belongs to another process")
+        return &self._list
 
     def __len__(self):
         return self._list.count
@@ -167,12 +188,13 @@ cdef class Link:
         cdef mpl_result result
         cdef mpl_error error
         cdef mpl_status status
+        cdef const mpl_list *blocks = descriptors._own()
         cdef const int32_t *stop_at = _stop_pointer(stop)
         cdef uint64_t *progress = _progress_pointer(next_batch, descriptors._list.streams)
         _samples_room(&result, samples)
         self._enter()
         with nogil:
-            status = mpl_client_run(self._link, &descriptors._list, <mpl_op>op, <mpl_mode>mode, duration_ns, stop_at,
+            status = mpl_client_run(self._link, blocks, <mpl_op>op, <mpl_mode>mode, duration_ns, stop_at,
                                     progress, &result, &error)
         self._leave()
         _check(status, &error)
@@ -182,10 +204,11 @@ cdef class Link:
                    uint64_t[::1] next_batch):
         cdef mpl_error error
         cdef mpl_status status
+        cdef const mpl_list *blocks = descriptors._own()
         cdef uint64_t *progress = _progress_pointer(next_batch, descriptors._list.streams)
         self._enter()
         with nogil:
-            status = mpl_server_run(self._link, &descriptors._list, <mpl_op>op, <mpl_mode>mode, runs, progress, &error)
+            status = mpl_server_run(self._link, blocks, <mpl_op>op, <mpl_mode>mode, runs, progress, &error)
         self._leave()
         _check(status, &error)
 
@@ -299,11 +322,30 @@ def copy_run(Descriptors destination not None, Descriptors source not None, size
     cdef mpl_result result
     cdef mpl_error error
     cdef mpl_status status
+    cdef const mpl_list *to = destination._own()
+    cdef const mpl_list *from_ = source._own()
     cdef const int32_t *stop_at = _stop_pointer(stop)
     cdef uint64_t *progress = _progress_pointer(next_batch, source._list.streams)
     _samples_room(&result, samples)
     with nogil:
-        status = mpl_copy_run(&destination._list, &source._list, threads, duration_ns, stop_at, progress, &result,
+        status = mpl_copy_run(to, from_, threads, duration_ns, stop_at, progress, &result,
                               &error)
+    _check(status, &error)
+    return result.window_ns, result.batches, result.bytes, result.samples_count
+
+
+def process_run(int pid, Descriptors own not None, Descriptors other not None, int op, size_t threads,
+                int64_t duration_ns, const int32_t[::1] stop, uint64_t[::1] next_batch, int64_t[::1] samples):
+    """Copy between `own` and the memory of process `pid`; return (window_ns, batches, bytes, samples kept)."""
+    cdef mpl_result result
+    cdef mpl_error error
+    cdef mpl_status status
+    cdef const mpl_list *ours = own._own()
+    cdef const int32_t *stop_at = _stop_pointer(stop)
+    cdef uint64_t *progress = _progress_pointer(next_batch, own._list.streams)
+    _samples_room(&result, samples)
+    with nogil:
+        status = mpl_process_run(pid, ours, &other._list, <mpl_op>op, threads, duration_ns, stop_at, progress, &result,
+                                 &error)
     _check(status, &error)
     return result.window_ns, result.batches, result.bytes, result.samples_count

@@ -53,7 +53,7 @@ class RowSide:
         remote: their places on the other side.
         memory: this side's memory, the same array for all rows that share it.
         mode: what a limit waits for: ``acked`` or ``stream``.
-        width: connections or copying threads a limit may use.
+        width: connections or copying threads a limit may use; 0: what suits it.
     """
 
     work: Work
@@ -99,6 +99,11 @@ class InitiatorSide(ABC):
         """Connections in use, or None where there are none."""
         return None
 
+    @property
+    def path(self) -> str | None:
+        """The way the bytes take, such as ``shm``, or None where the backend does not tell."""
+        return None
+
     @abstractmethod
     def run(self, seconds: float) -> Window:
         """Run transfers for so long, at least one per thread, and return what completed.
@@ -122,6 +127,23 @@ class Backend(ABC):
 
     def __init__(self, place: Place) -> None:
         self.place = place
+
+    @classmethod
+    def environment(cls, transport: str) -> dict[str, str]:
+        """Return the environment variables its two processes need, where it has processes of its own."""
+        return {}
+
+    def memory(self, work: Work, *, target: bool) -> NDArray[np.uint8] | None:
+        """Return memory of its own for one side of a row, or None: any will do.
+
+        Rows that ask for the same length get the same array. It is valid until the backend is closed or asked for
+        other memory.
+        """
+        return None
+
+    def version(self) -> str | None:
+        """Return the version of what is measured where it is not part of this project."""
+        return None
 
     @abstractmethod
     def target(self, row: RowSide) -> TargetSide:

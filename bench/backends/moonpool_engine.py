@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import threading
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from moonpool.address import Address
 from moonpool.bench.backends.base import Backend, InitiatorSide, Place, RowSide, TargetSide
-from moonpool.bench.measure import SAMPLES_MAX, Percentiles, Samples, Window, drive
+from moonpool.bench.backends.driving import run_threads
 from moonpool.transfer_engine import TransferEngine
 
 if TYPE_CHECKING:
@@ -19,10 +17,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from moonpool.bench.measure import Window
+    from moonpool.bench.work import Work
     from moonpool.transfer_engine import Peer, Region
     from moonpool.transfer_engine.settings import EngineOptions
 
-__all__ = ["MoonpoolLocal", "MoonpoolTcp"]
+__all__ = ["MoonpoolAuto", "MoonpoolLocal", "MoonpoolShm", "MoonpoolTcp"]
 
 _REGION = "mooncake-bench"
 
@@ -41,14 +41,27 @@ class _Moonpool(Backend):
         self._region: Region | None = None
         self._peer: Peer | None = None
 
+    def memory(self, work: Work, *, target: bool) -> NDArray[np.uint8] | None:
+        """Return a region that the engine allocated, where the row wants that."""
+        if work.memory != "allocated":
+            return None
+        memory = self._memory
+        if memory is None or len(memory) < work.footprint_bytes or self._lanes != work.lanes:
+            del memory  # the engine cannot free what is still looked at
+            self.close()
+            engine = self._open(work, target=target)
+            self._region = engine.allocate(work.footprint_bytes, name=_REGION)
+            self._memory = np.asarray(self._region)
+        return self._memory
+
     def target(self, row: RowSide) -> TargetSide:
         """Listen, and offer the row's memory as a region."""
-        engine = self._ready(row, str(Address(self.place.host, self.place.engine_port)))
+        engine = self._ready(row, target=True)
         return _Target({"address": engine.address})
 
     def initiator(self, row: RowSide, offer: dict[str, Any]) -> InitiatorSide:
         """Connect, and read or write that region from one of its own."""
-        engine = self._ready(row, None)
+        engine = self._ready(row, target=False)
         assert self._region is not None
         address = self._reach(offer["address"])
         if self._peer is None or self._peer.address != address:
@@ -69,26 +82,31 @@ class _Moonpool(Backend):
         # The target knows its port; how its host is reached, the user has said.
         return str(Address(self.place.host, int(address.rpartition(":")[2])))
 
-    def _ready(self, row: RowSide, listen: str | None) -> TransferEngine:
+    def _ready(self, row: RowSide, *, target: bool) -> TransferEngine:
         # A region's key and length are known to the peer: other memory needs another region, hence another name or
         # engine. Rows that differ only in their blocks share everything.
         if self._engine is not None and (self._lanes != row.work.lanes or self._memory is not row.memory):
             self.close()
         if self._engine is None:
-            self._lanes = row.work.lanes
             self._memory = row.memory
-            options: EngineOptions = {
-                "listen": listen,
-                "transports": self.transport,
-                "require": self.transport,
-                "secret": self.place.secret,
-                "insecure": self.place.insecure,
-            }
-            # Not given, the environment and the settings file decide.
-            if row.work.lanes is not None:
-                options["lanes"] = row.work.lanes
-            self._engine = TransferEngine(_REGION, **options)
-            self._region = self._engine.register(row.memory, name=_REGION)
+            self._region = self._open(row.work, target=target).register(row.memory, name=_REGION)
+            assert self._engine is not None
+        return self._engine
+
+    def _open(self, work: Work, *, target: bool) -> TransferEngine:
+        options: EngineOptions = {
+            "listen": str(Address(self.place.host, self.place.engine_port)) if target else None,
+            "transports": self.transport,
+            "secret": self.place.secret,
+            "insecure": self.place.insecure,
+        }
+        if self.transport != "auto":
+            options["require"] = self.transport
+        # Not given, the environment and the settings file decide.
+        if work.lanes is not None:
+            options["lanes"] = work.lanes
+        self._lanes = work.lanes
+        self._engine = TransferEngine(_REGION, **options)
         return self._engine
 
 
@@ -96,6 +114,18 @@ class MoonpoolTcp(_Moonpool):
     """Over TCP, to another process."""
 
     transport = "tcp"
+
+
+class MoonpoolShm(_Moonpool):
+    """To another process of this host, through shared memory or by the kernel's copy between processes."""
+
+    transport = "shm"
+
+
+class MoonpoolAuto(_Moonpool):
+    """By whatever way the engine takes."""
+
+    transport = "auto"
 
 
 class MoonpoolLocal(_Moonpool):
@@ -118,6 +148,7 @@ class _Initiator(InitiatorSide):
     def __init__(self, engine: TransferEngine, peer: Peer, region: Region, row: RowSide) -> None:
         super().__init__(row.work.threads)
         self._row = row
+        self._peer = peer
         self._lanes = engine.stats()["lanes"] or None
         remote = peer.regions.wait(_REGION, 10.0)
         post = engine.read if row.work.op == "read" else engine.write
@@ -141,6 +172,10 @@ class _Initiator(InitiatorSide):
     def width(self) -> int | None:
         return self._lanes
 
+    @property
+    def path(self) -> str | None:
+        return self._peer.path or None
+
     def run(self, seconds: float) -> Window:
         return run_threads(self, self._transfers, self._row.work.batch_bytes, seconds)
 
@@ -150,41 +185,3 @@ class _Initiator(InitiatorSide):
 
 def _offsets(offsets: NDArray[np.int64]) -> NDArray[np.int64] | int:
     return int(offsets[0]) if len(offsets) == 1 else offsets
-
-
-def run_threads(
-    side: InitiatorSide, transfers: list[Callable[[int], object]], batch_bytes: int, seconds: float
-) -> Window:
-    """Run one thread per entry of `transfers` from a common start and add up what they did."""
-    threads = len(transfers)
-    samples = [Samples(SAMPLES_MAX // threads) for _ in transfers]
-    outcomes: list[tuple[int, int, int]] = [(0, 0, 0)] * threads
-    failures: list[BaseException] = []
-    start = threading.Barrier(threads)
-
-    def work(thread: int) -> None:
-        try:
-            start.wait(timeout=10.0)
-            outcomes[thread] = drive(
-                transfers[thread], side.next_batch[thread], int(seconds * 1e9), side.stop, samples[thread]
-            )
-        except Exception as error:  # noqa: BLE001 - raised again in the thread that waits
-            failures.append(error)
-            side.stop[0] = 1
-
-    crew = [threading.Thread(target=partial(work, thread), daemon=True) for thread in range(threads)]
-    for member in crew:
-        member.start()
-    for member in crew:
-        member.join()
-    if failures:
-        raise failures[0]
-    done = sum(end - first for first, (_, _, end) in zip(side.next_batch, outcomes, strict=True))
-    for thread, (_, _, end) in enumerate(outcomes):
-        side.next_batch[thread] = end
-    return Window(
-        seconds=(max(end for _, end, _ in outcomes) - min(begin for begin, _, _ in outcomes)) / 1e9,
-        transfers=done,
-        payload_bytes=done * batch_bytes,
-        latency=Percentiles.of(np.concatenate([part.kept for part in samples])),
-    )

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 import threading
@@ -19,17 +20,20 @@ from moonpool.bench.measure import SAMPLES_MAX, Percentiles, Window
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["RawSockets", "descriptors", "limit_window"]
+__all__ = ["OPS", "RawSockets", "descriptors", "limit_window"]
 
-_OPS = {"read": _limits.READ, "write": _limits.WRITE}
+OPS = {"read": _limits.READ, "write": _limits.WRITE}
 _MODES = {"acked": _limits.ACKED, "stream": _limits.STREAM}
 # A warm-up and a window.
 _RUNS = 2
 
 
-def descriptors(row: RowSide, memory: np.ndarray[Any, np.dtype[np.uint8]]) -> _limits.Descriptors:
-    """Return the descriptor list of the row for `memory`, whose places are those of ``row.local``."""
-    return _limits.Descriptors(memory, row.local.offsets, row.local.lengths, row.work.batch, row.work.threads)
+def descriptors(
+    row: RowSide, memory: np.ndarray[Any, np.dtype[np.uint8]], *, remote: bool = False
+) -> _limits.Descriptors:
+    """Return the descriptor list of the row for `memory`, whose places are those of this or of the remote side."""
+    layout = row.remote if remote else row.local
+    return _limits.Descriptors(memory, layout.offsets, layout.lengths, row.work.batch, row.work.threads)
 
 
 def limit_window(run: Callable[[array[int]], tuple[int, int, int, int]]) -> Window:
@@ -45,7 +49,13 @@ def limit_window(run: Callable[[array[int]], tuple[int, int, int, int]]) -> Wind
 
 def limit_error(error: _limits.LimitError) -> BenchError:
     """Return the error of the benchmark for one of the native part."""
-    return BenchError(f"the limit could not be measured: {error}", code=f"BENCH_LIMIT_{error.code}", path="raw sockets")
+    return BenchError(f"the limit could not be measured: {error}", code=f"BENCH_LIMIT_{error.code}", path="limit")
+
+
+def _width(row: RowSide) -> int:
+    # Not said, as many as the engine has by itself.
+    lanes = 4 if len(os.sched_getaffinity(0)) >= 8 else 2
+    return row.width or max(lanes, row.work.threads)
 
 
 class RawSockets(Backend):
@@ -109,9 +119,9 @@ class _Target(TargetSide):
     def _serve(self) -> None:
         try:
             if self._link is None:
-                self._link = self._listener.accept(self._token, self._row.width, self._timeout_ms)
+                self._link = self._listener.accept(self._token, _width(self._row), self._timeout_ms)
             work = self._row.work
-            self._link.server_run(self._descriptors, _OPS[work.op], _MODES[self._row.mode], _RUNS, self._next)
+            self._link.server_run(self._descriptors, OPS[work.op], _MODES[self._row.mode], _RUNS, self._next)
         except _limits.LimitError as error:
             self._failure = limit_error(error)
 
@@ -127,7 +137,11 @@ class _Initiator(InitiatorSide):
 
     @property
     def width(self) -> int | None:
-        return self._row.width
+        return _width(self._row)
+
+    @property
+    def path(self) -> str | None:
+        return "tcp"
 
     def run(self, seconds: float) -> Window:
         if self._link is None:
@@ -138,7 +152,7 @@ class _Initiator(InitiatorSide):
         return limit_window(
             lambda samples: link.client_run(
                 self._descriptors,
-                _OPS[work.op],
+                OPS[work.op],
                 _MODES[self._row.mode],
                 int(seconds * 1e9),
                 self.stop,
@@ -160,6 +174,6 @@ class _Initiator(InitiatorSide):
         token = bytes.fromhex(self._offer["token"])
         timeout_ms = int(self._backend.place.timeout * 1000)
         try:
-            return _limits.connect(self._backend.numeric(port), port, token, self._row.width, timeout_ms)
+            return _limits.connect(self._backend.numeric(port), port, token, _width(self._row), timeout_ms)
         except _limits.LimitError as error:
             raise limit_error(error) from error

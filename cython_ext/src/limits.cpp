@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "limits_api.h"
 #include "limits_link.hpp"
+#include "limits_process.hpp"
 #include "limits_streams.hpp"
 
 using namespace moonpool::limits;
@@ -71,6 +72,19 @@ void collect(const mpl_list &list, Outcomes outcomes, uint64_t *next_batch, mpl_
   result->window_ns = end_ns - begin_ns;
 }
 
+// Two lists of one process, or of two, between which blocks are copied by `threads`.
+mpl_status check_pair(const mpl_list *first, const mpl_list *second, size_t threads, const uint64_t *next_batch,
+                      mpl_error *error) {
+  if (const mpl_status status = check_list(first, error); status != MPL_OK) return status;
+  if (const mpl_status status = check_list(second, error); status != MPL_OK) return status;
+  if (next_batch == nullptr || first->count != second->count || first->batch != second->batch ||
+      first->streams != second->streams || !std::equal(first->lengths, first->lengths + first->count, second->lengths))
+    return fail(error, MPL_INVALID, 0, "source and destination are not cut alike");
+  if (threads < first->streams || threads > MPL_CONNECTIONS_MAX)
+    return fail(error, MPL_INVALID, 0, "%zu threads cannot serve %zu streams", threads, first->streams);
+  return MPL_OK;
+}
+
 size_t samples_each(const mpl_result &result, const mpl_list &list) {
   return result.samples_ns == nullptr ? 0 : result.samples_capacity / list.streams;
 }
@@ -117,14 +131,8 @@ mpl_status mpl_server_run(mpl_link *link, const mpl_list *list, mpl_op op, mpl_m
 
 mpl_status mpl_copy_run(const mpl_list *destination, const mpl_list *source, size_t threads, int64_t duration_ns,
                         const int32_t *stop, uint64_t *next_batch, mpl_result *result, mpl_error *error) {
-  if (const mpl_status status = check_list(destination, error); status != MPL_OK) return status;
-  if (const mpl_status status = check_list(source, error); status != MPL_OK) return status;
-  if (next_batch == nullptr || destination->count != source->count || destination->batch != source->batch ||
-      destination->streams != source->streams ||
-      !std::equal(source->lengths, source->lengths + source->count, destination->lengths))
-    return fail(error, MPL_INVALID, 0, "source and destination are not cut alike");
-  if (threads < source->streams || threads > MPL_CONNECTIONS_MAX)
-    return fail(error, MPL_INVALID, 0, "%zu threads cannot serve %zu streams", threads, source->streams);
+  if (const mpl_status status = check_pair(source, destination, threads, next_batch, error); status != MPL_OK)
+    return status;
   return guarded(error, [&] {
     const Work work{MPL_WRITE, MPL_ACKED, duration_ns, stop};
     const size_t width = connections_used(*source, threads / source->streams);
@@ -136,6 +144,31 @@ mpl_status mpl_copy_run(const mpl_list *destination, const mpl_list *source, siz
     }
     crew.run();
     collect(*source, [&](size_t i) -> const Outcome & { return streams[i].outcome(); }, next_batch, result);
+    return MPL_OK;
+  });
+}
+
+mpl_status mpl_process_run(int32_t pid, const mpl_list *own, const mpl_list *other, mpl_op op, size_t threads,
+                           int64_t duration_ns, const int32_t *stop, uint64_t *next_batch, mpl_result *result,
+                           mpl_error *error) {
+  if (op != MPL_READ && op != MPL_WRITE) return fail(error, MPL_INVALID, 0, "an unknown op");
+  if (const mpl_status status = check_pair(own, other, threads, next_batch, error); status != MPL_OK) return status;
+  return guarded(error, [&] {
+    const Work work{op, MPL_ACKED, duration_ns, stop};
+    const std::vector<Socket> no_sockets;
+    const std::atomic<bool> never_aborted{false};
+    Failure failure(no_sockets, never_aborted);
+    const size_t width = connections_used(*own, threads / own->streams);
+    std::deque<ProcessStream> streams;
+    Crew crew;
+    for (size_t i = 0; i < own->streams; ++i) {
+      streams.emplace_back(work, pid, *other, Walk(*own, i), next_batch[i], width, failure,
+                           samples_each(*result, *own));
+      streams.back().staff(crew);
+    }
+    crew.run();
+    if (failure.failed()) return failure.result(error);
+    collect(*own, [&](size_t i) -> const Outcome & { return streams[i].outcome(); }, next_batch, result);
     return MPL_OK;
   });
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * limits_api.h - what this machine can do at best, for mooncake-bench: plain memcpy and plain sockets.
+ * limits_api.h - what this machine can do at best, for mooncake-bench: memcpy, plain sockets, and the kernel's copy
+ * between processes.
  *
  * The engine does not use any of this. Both sides of a socket run walk the same descriptor list, cut it over the
  * connections in the same way, and move the bytes with sendmsg and recvmsg straight from and into the caller's memory.
@@ -102,6 +103,13 @@ mpl_status mpl_server_run(mpl_link *link, const mpl_list *list, mpl_op op, mpl_m
  * streams; a batch is cut over several where it would be cut over several connections. */
 mpl_status mpl_copy_run(const mpl_list *destination, const mpl_list *source, size_t threads, int64_t duration_ns,
                         const int32_t *stop, uint64_t *next_batch, mpl_result *result, mpl_error *error);
+
+/* process_vm_readv (MPL_READ) or process_vm_writev (MPL_WRITE) of every descriptor between `own` memory and `other`,
+ * whose memory is an address in process `pid`. A batch is one call for as many descriptors as a call takes, in each of
+ * the threads it is cut over. */
+mpl_status mpl_process_run(int32_t pid, const mpl_list *own, const mpl_list *other, mpl_op op, size_t threads,
+                           int64_t duration_ns, const int32_t *stop, uint64_t *next_batch, mpl_result *result,
+                           mpl_error *error);
 
 #ifdef __cplusplus
 }

@@ -2,6 +2,7 @@
 //
 // The limits that mooncake-bench compares with must move the same bytes as the engine, and fail as loudly.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <array>
 #include <cstring>
@@ -410,6 +411,54 @@ TEST(LimitsCopy, RefusesListsThatAreNotCutAlike) {
     EXPECT_EQ(mpl_copy_run(&wrong->list, &source.list, 1, 0, nullptr, source.next.data(), &result, &error),
               MPL_INVALID);
   EXPECT_EQ(mpl_copy_run(&source.list, &source.list, 0, 0, nullptr, source.next.data(), &result, &error), MPL_INVALID);
+}
+
+TEST(LimitsProcess, MovesEveryBlockOfTheBatchesItCounts) {
+  for (const mpl_op op : {MPL_READ, MPL_WRITE}) {
+    for (const size_t threads : {2, 6}) {
+      // More blocks in a batch than one call takes, and some that are cut over threads.
+      std::vector<int64_t> lengths = random_lengths(4'800, 900, 5);
+      for (size_t i = 0; i < lengths.size(); i += 600) lengths[i] = 1'200'000;
+      Side own(lengths, 1'200, 2, 1), other(lengths, 1'200, 2, 2);
+      Side &source = op == MPL_READ ? other : own, &destination = op == MPL_READ ? own : other;
+      source.fill(4);
+      mpl_result result{};
+      mpl_error error{};
+      std::array<int64_t, 16> samples{};
+      result.samples_ns = samples.data();
+      result.samples_capacity = samples.size();
+      ASSERT_EQ(
+          mpl_process_run(getpid(), &own.list, &other.list, op, threads, 0, nullptr, own.next.data(), &result, &error),
+          MPL_OK)
+          << error.message;
+      EXPECT_EQ(result.batches, 2U);
+      EXPECT_EQ(result.samples_count, 2U);
+      EXPECT_EQ(own.next, (std::vector<uint64_t>{1, 1}));
+      for (size_t block = 0; block < lengths.size(); ++block) {
+        const bool moved = block % 2'400 < 1'200;
+        EXPECT_TRUE(moved ? destination.block_equals(block, source) : destination.block_is_zero(block)) << block;
+      }
+    }
+  }
+}
+
+TEST(LimitsProcess, MemoryThatIsNotThereIsAnError) {
+  Side own({8, 8, 8, 8}, 2, 1, 1), other({8, 8, 8, 8}, 2, 1, 1);
+  mpl_result result{};
+  mpl_error error{};
+  auto run = [&](const mpl_list &list, int op) {
+    return mpl_process_run(getpid(), &own.list, &list, static_cast<mpl_op>(op), 1, 0, nullptr, own.next.data(), &result,
+                           &error);
+  };
+  EXPECT_EQ(run(other.list, 0), MPL_INVALID);
+  mpl_list list = other.list;
+  list.batch = 1;
+  EXPECT_EQ(run(list, MPL_READ), MPL_INVALID) << "not cut alike";
+  // The first page of a process is never mapped. The first block is on it.
+  list = other.list;
+  list.memory = reinterpret_cast<void *>(8);
+  EXPECT_EQ(run(list, MPL_READ), MPL_SYSTEM);
+  EXPECT_EQ(error.sys_errno, EFAULT);
 }
 
 }  // namespace

@@ -14,8 +14,9 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from moonpool.bench import commands, doctor
-from moonpool.bench.doctor import Finding, Host, examine, healthy
+from moonpool.bench.doctor import examine, healthy
 from moonpool.bench.errors import ExitStatus
+from moonpool.bench.examined import Finding, Host
 from moonpool.bench.report import doctor_table
 from moonpool.transfer_engine import TransportInfo
 
@@ -24,10 +25,12 @@ GOOD = {
     "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "performance",
     "sys/devices/system/node/node0/cpulist": "0-7",
     "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never",
+    "sys/kernel/mm/transparent_hugepage/shmem_enabled": "always within_size [advise] never deny force",
     "proc/sys/net/ipv4/tcp_rmem": "4096\t131072\t6291456",
     "proc/sys/net/ipv4/tcp_wmem": "4096\t16384\t4194304",
     "proc/sys/net/core/somaxconn": "4096",
     "proc/sys/kernel/yama/ptrace_scope": "0",
+    "proc/sys/vm/max_map_count": "65530",
 }
 
 Patient = Callable[..., dict[str, Finding]]
@@ -123,6 +126,9 @@ def test_a_good_machine_needs_nothing(patient: Patient) -> None:
         ({"proc/sys/net/ipv4/tcp_rmem": "4096 87380 212992"}, "socket buffers tcp_rmem", "208KiB", "net.ipv4.tcp_rmem"),
         ({"proc/sys/net/ipv4/tcp_wmem": "4096 16384 65536"}, "socket buffers tcp_wmem", "64KiB", "net.ipv4.tcp_wmem"),
         ({"proc/sys/net/core/somaxconn": "128"}, "connection backlog", "128", "net.core.somaxconn"),
+        ({"sys/kernel/mm/transparent_hugepage/shmem_enabled": "always within_size advise [never] deny force"},
+         "shared huge pages", "never", "echo advise"),
+        ({"proc/sys/vm/max_map_count": "1024"}, "memory mappings", "1024", "vm.max_map_count=65530"),
         ({"proc/sys/kernel/yama/ptrace_scope": "1"}, "process_vm_readv", "only a parent", "ptrace_scope=0"),
         ({"proc/sys/kernel/yama/ptrace_scope": "3"}, "process_vm_readv", "nobody", "CAP_SYS_PTRACE"),
         ({"sys/devices/system/node/node1/cpulist": "8-15", "proc/sys/kernel/numa_balancing": "1"}, "NUMA nodes",
@@ -143,6 +149,8 @@ def test_what_the_system_does_not_show_is_left_out(patient: Patient) -> None:
     findings = patient(dict.fromkeys(GOOD))
     assert "CPU governor" not in findings
     assert "connection backlog" not in findings
+    assert "memory mappings" not in findings
+    assert "shared huge pages" not in findings
     assert findings["NUMA nodes"].status == "OK"
     assert findings["process_vm_readv"].status == "OK", "no Yama: nothing is restricted"
 
@@ -183,7 +191,8 @@ def test_gpus(patient: Patient) -> None:
     assert {"GPU 0", "GPU 1"} < set(patient(libraries={"libcuda.so.1": Cuda(b"A", b"B")}))
 
 
-def test_a_sandbox_that_refuses_process_vm_readv(patient: Patient) -> None:
+@pytest.mark.parametrize("name", ["process_vm_readv", "memfd"])
+def test_a_sandbox_that_refuses_what_one_host_needs(patient: Patient, name: str) -> None:
     class Refuses:
         class _Call:
             restype: Any = None
@@ -191,9 +200,10 @@ def test_a_sandbox_that_refuses_process_vm_readv(patient: Patient) -> None:
             def __call__(self, *_: object) -> int:
                 return -1
 
-        process_vm_readv = _Call()
+        process_vm_readv = memfd_create = _Call()
 
-    assert patient(libraries={"libc.so.6": Refuses()})["process_vm_readv"].status == "missing"
+    finding = patient(libraries={"libc.so.6": Refuses()})[name]
+    assert (finding.status, "seccomp" in finding.fix) == ("missing", True)
 
 
 def test_only_what_is_needed_makes_the_host_unhealthy(patient: Patient) -> None:

@@ -44,6 +44,8 @@ EXTRAS = {
     "rounds",
     "footprint_bytes",
     "complaints",
+    "memory",
+    "path",
 }
 ENVIRONMENT = {
     "time",

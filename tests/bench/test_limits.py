@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import subprocess
 import threading
 
 import numpy as np
@@ -66,6 +68,42 @@ def test_copies_from_read_only_memory() -> None:
     result = _limits.copy_run(descriptors(destination), descriptors(source), 1, 0, None, progress(), None)
     assert result[1:] == (1, 2 * BLOCK, 0)
     assert np.array_equal(destination[: 2 * BLOCK], source[: 2 * BLOCK])
+
+
+@pytest.mark.parametrize("op", [_limits.READ, _limits.WRITE])
+def test_the_kernel_copies_between_processes(op: int) -> None:
+    # This process stands for both.
+    ours, theirs = np.zeros(8 * BLOCK, np.uint8), np.zeros(8 * BLOCK, np.uint8)
+    source, destination = (ours, theirs) if op == _limits.WRITE else (theirs, ours)
+    source[:] = np.arange(len(source)) % 251
+    places = np.arange(8) * BLOCK
+    lengths = np.full(8, BLOCK, dtype=np.int64)
+    other = _limits.Descriptors.of_process(theirs.ctypes.data, len(theirs), places[::-1].copy(), lengths, 2, 1)
+    own = _limits.Descriptors(ours, places, lengths, 2, 1)
+    result = _limits.process_run(os.getpid(), own, other, op, 1, 0, None, progress(), None)
+    assert result[1:] == (1, 2 * BLOCK, 0)
+    moved = np.zeros(len(source), np.uint8)
+    for mine, other_place in zip(places[:2], places[::-1][:2], strict=True):
+        to, at = (other_place, mine) if op == _limits.WRITE else (mine, other_place)
+        moved[to : to + BLOCK] = source[at : at + BLOCK]
+    assert np.array_equal(destination, moved)
+
+
+def test_memory_of_another_process_is_used_for_nothing_else() -> None:
+    memory = np.zeros(8 * BLOCK, np.uint8)
+    places, lengths = np.arange(8) * BLOCK, np.full(8, BLOCK, dtype=np.int64)
+    foreign = _limits.Descriptors.of_process(memory.ctypes.data, len(memory), places, lengths, 2, 1)
+    own = descriptors(memory)
+    for arguments in ((foreign, own), (own, foreign)):
+        with pytest.raises(ValueError, match="another process"):
+            _limits.copy_run(*arguments, 1, 0, None, progress(), None)
+    with pytest.raises(ValueError, match="another process"):
+        _limits.process_run(os.getpid(), foreign, own, _limits.READ, 1, 0, None, progress(), None)
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    with pytest.raises(_limits.LimitError, match="No such process") as gone:
+        _limits.process_run(ended.pid, own, foreign, _limits.READ, 1, 0, None, progress(), None)
+    assert gone.value.code == "SYSTEM"
 
 
 def test_closing_ends_a_run_in_another_thread() -> None:

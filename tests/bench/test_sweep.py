@@ -134,7 +134,7 @@ def test_another_host_is_reached_over_the_network_only(plan: Plan) -> None:
         ("transfer --batch 0", "from 1 to"),
         ("transfer --footprint 1MiB --block-size 1MiB", "do not fit"),
         ("transfer --target nowhere", "names no port"),
-        ("transfer --target there:1 --transport local", "stays within one process"),
+        ("transfer --target there:1 --transport local", "stays on one host"),
         ("transfer --insecure", "belongs to --listen"),
         ("transfer --rounds 0", "1<=x<=1000"),
         ("transfer --listen 127.0.0.1:0 --batch 1", "belongs to the side with --target"),
@@ -160,4 +160,9 @@ def test_help_teaches(plan: Plan) -> None:
 
 def test_the_header_names_what_all_rows_share() -> None:
     works = Sweep(["tcp"], ["read"], [4096], [1], lanes=[None], threads=[1, 2]).works()
-    assert perform.fixed_parameters(works) == {"order": "sequential", "lanes": "auto", "footprint": "256MiB"}
+    assert perform.fixed_parameters(works) == {
+        "memory": "registered",
+        "order": "sequential",
+        "lanes": "auto",
+        "footprint": "256MiB",
+    }

@@ -109,7 +109,7 @@ def test_wrong_bytes_on_the_far_side_show_in_both_exit_statuses(bench: Bench, ti
         "from moonpool.bench import cli, session\n"
         "check = session.TargetSession.check\n"
         "def damage(self, window, done):\n"
-        "    self._memory.for_row(1)[12345] ^= 1\n"
+        "    self._row_side.memory[12345] ^= 1\n"
         "    session.TargetSession.check = check\n"
         "    return check(self, window, done)\n"
         "session.TargetSession.check = damage\n"
