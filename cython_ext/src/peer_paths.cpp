@@ -59,20 +59,18 @@ void Peer::advance() {
     }
   }
   if (next != nullptr) return connect_path(*next);
-  std::vector<std::string> ours, reasons;
+  std::vector<std::string> theirs, reasons;
   {
     std::lock_guard lock(mutex_);
-    for (const Path &path : paths_) {
-      ours.emplace_back(path.transport->name());
-      reasons.push_back(std::string(path.transport->name()) + ": " + path.why_not);
-    }
+    for (const Offer &offer : offers_) theirs.push_back(offer.transport);
+    for (const Path &path : paths_) reasons.push_back(std::string(path.transport->name()) + ": " + path.why_not);
   }
   const std::string &require = engine_->config.require;
   Error error = make_error(MP_TRANSPORT_UNAVAILABLE,
                            require.empty() ? "no transport that both sides allow reaches the peer"
                                            : "the required transport \"" + require + "\" does not reach the peer",
-                           "this engine may use " + join(require.empty() ? engine_->config.transports : ours) +
-                               "; change `transports` or `require` here or there");
+                           "this engine may use " + join(engine_->config.transports) + ", the peer offers " +
+                               join(theirs) + "; change `transports` or `require`");
   for (const std::string &reason : reasons) error.cause += (error.cause.empty() ? "" : "; ") + reason;
   fail_connect(describe(std::move(error), ""));
 }

@@ -65,7 +65,7 @@ def test_half_a_hello_has_a_deadline(open_engine: OpenEngine) -> None:
         assert wire.closed_by_peer(sock)
 
 
-@pytest.mark.parametrize("version", [0, 2, 255, 65535])
+@pytest.mark.parametrize("version", [0, wire.VERSION - 1, wire.VERSION + 1, 255, 65535])
 def test_another_version(engine: TransferEngine, version: int) -> None:
     with wire.connect(engine.address or "") as sock:
         sock.sendall(wire.hello(version=version))
@@ -75,7 +75,7 @@ def test_another_version(engine: TransferEngine, version: int) -> None:
         assert wire.closed_by_peer(sock)
 
 
-@pytest.mark.parametrize("kind", [0, 3, 65535])
+@pytest.mark.parametrize("kind", [0, 4, 65535])
 def test_a_connection_of_an_unknown_kind(engine: TransferEngine, kind: int) -> None:
     with wire.connect(engine.address or "") as sock, pytest.raises(ConnectionRefusedError) as caught:
         wire.shake_hands(sock, wire.hello(kind), SECRET)
@@ -210,7 +210,7 @@ def test_a_server_that_does_not_know_the_secret_is_refused(open_engine: OpenEngi
         sock, _ = listener.accept()
         with sock:
             wire.receive(sock, wire.HELLO.size)
-            sock.sendall(wire.CHALLENGE.pack(wire.MAGIC, 1, 0, 1, 0, os.urandom(16), os.urandom(32), b""))
+            sock.sendall(wire.CHALLENGE.pack(wire.MAGIC, wire.VERSION, 0, 1, 0, os.urandom(16), os.urandom(32), b""))
             wire.receive(sock, 32)
             sock.sendall(wire.WELCOME.pack(0, bytes(6), os.urandom(32), os.urandom(16), b"liar", b""))
             wire.closed_by_peer(sock)

@@ -19,7 +19,9 @@ from moonpool.transfer_engine import TransferEngine, TransportUnavailableError
 
 
 def moved(engine: TransferEngine) -> dict[str, int]:
-    return {path: counters["read_bytes"] for path, counters in engine.stats()["paths"].items()}
+    """Bytes read over each path that was used."""
+    counted = {path: counters["read_bytes"] for path, counters in engine.stats()["paths"].items()}
+    return {path: nbytes for path, nbytes in counted.items() if nbytes > 0}
 
 
 @pytest.mark.parametrize(
@@ -32,6 +34,8 @@ def moved(engine: TransferEngine) -> dict[str, int]:
         ("tcp", "tcp", "tcp"),
         ("local", "auto", "local"),
         ("local", "local", "local"),
+        ("shm,tcp", "auto", "shm"),
+        ("auto", "tcp,shm", "shm"),
     ],
 )
 def test_within_one_process(open_engine: OpenEngine, theirs: str, ours: str, path: str) -> None:
@@ -40,17 +44,25 @@ def test_within_one_process(open_engine: OpenEngine, theirs: str, ours: str, pat
     peer = client.connect(server.address or "")
     client.read(peer, client.allocate(4096), peer.regions["kv"]).wait()
     assert peer.path == path
-    assert moved(client) == {"local": 0, "tcp": 0, path: 4096}
+    assert moved(client) == {path: 4096}
 
 
-@pytest.mark.parametrize("ours", ["auto", "tcp", "local,tcp"])
-def test_between_processes_the_fallback_is_visible(open_engine: OpenEngine, ours: str) -> None:
+@pytest.mark.parametrize(
+    ("ours", "path", "fallback"),
+    [
+        ("auto", "shm", "local: the peer is another process"),
+        ("tcp", "tcp", ""),
+        ("local,tcp", "tcp", "local: the peer is another process"),
+    ],
+)
+def test_between_processes_the_fallback_is_visible(open_engine: OpenEngine, ours: str, path: str, fallback: str) -> None:
     client = open_engine(transports=ours, listen=None)
     with Target({"kv": 4096}) as target:
         peer = client.connect(target.address)
         client.read(peer, client.allocate(4096), peer.regions["kv"]).wait()
-        assert peer.path == "tcp"
-        assert moved(client) == {"local": 0, "tcp": 4096}
+        assert peer.path == path
+        assert peer.fallback == fallback
+        assert moved(client) == {path: 4096}
         peer.close()
 
 
@@ -74,14 +86,14 @@ def test_nothing_in_common_is_refused(open_engine: OpenEngine, ours: str, theirs
     assert theirs in str(caught.value)
 
 
-@pytest.mark.parametrize("require", ["local", "tcp"])
+@pytest.mark.parametrize("require", ["local", "shm", "tcp"])
 def test_a_required_transport_is_used(open_engine: OpenEngine, require: str) -> None:
     server, client = open_engine(), open_engine(require=require, listen=None)
     server.allocate(4096, name="kv")
     peer = client.connect(server.address or "")
     client.read(peer, client.allocate(4096), peer.regions["kv"]).wait()
     assert peer.path == require
-    assert moved(client) == {"local": 0, "tcp": 0, require: 4096}
+    assert moved(client) == {require: 4096}
 
 
 def test_a_required_transport_that_the_peer_does_not_offer(open_engine: OpenEngine) -> None:
@@ -90,7 +102,7 @@ def test_a_required_transport_that_the_peer_does_not_offer(open_engine: OpenEngi
         open_engine(require="local", listen=None).connect(server.address or "")
 
 
-@pytest.mark.parametrize("name", ["rdma", "shm", "tcp4", "TCP"])
+@pytest.mark.parametrize("name", ["rdma", "sysv", "tcp4", "TCP"])
 @pytest.mark.parametrize("option", ["transports", "require"])
 def test_a_transport_of_no_such_name_is_refused(option: str, name: str) -> None:
     with pytest.raises(TransportUnavailableError) as caught:

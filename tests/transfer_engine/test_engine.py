@@ -235,7 +235,7 @@ def test_stats_count_what_moved(pair: Pair, transport: str) -> None:
 
 def test_probe_tells_what_this_host_offers() -> None:
     transports = {info.name: info for info in probe()}
-    assert set(transports) == {"local", "tcp"}
+    assert set(transports) == {"local", "shm", "tcp"}
     assert all(isinstance(info, TransportInfo) and info.available for info in transports.values())
 
 

@@ -95,10 +95,10 @@ def test_an_impossible_value_is_refused(options: dict[str, Any]) -> None:
     [
         ({"transports": "tpc"}, "tcp"),
         ({"transports": "local,tpc"}, "tcp"),
-        ({"transports": "rdma"}, "local, tcp, auto"),
-        ({"transports": ""}, "local, tcp, auto"),
+        ({"transports": "rdma"}, "local, shm, tcp, auto"),
+        ({"transports": ""}, "local, shm, tcp, auto"),
         ({"require": "locla"}, "local"),
-        ({"require": "auto"}, "local, tcp"),
+        ({"require": "auto"}, "local, shm, tcp"),
     ],
 )
 def test_a_transport_that_does_not_exist_names_the_choices(options: dict[str, Any], hint: str) -> None:

@@ -69,11 +69,12 @@ def test_a_large_transfer_over_several_lanes(open_pair: Any) -> None:
     assert bytes(pair.local) == pattern(24 << 20)
 
 
-def test_between_two_processes(open_engine: OpenEngine) -> None:
-    client = open_engine(listen=None)
+@pytest.mark.parametrize("path", ["shm", "tcp"])
+def test_between_two_processes(open_engine: OpenEngine, path: str) -> None:
+    client = open_engine(listen=None, transports=path)
     with Target({"kv": 8 << 20}) as target:
         peer = client.connect(target.address)
-        assert peer.path == "tcp"
+        assert peer.path == path
         local = client.allocate(8 << 20)
         client.read(peer, local, peer.regions["kv"]).wait()
         assert bytes(local) == pattern(8 << 20)
