@@ -17,7 +17,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 
 # Folders are listed with their files, so that a removed file counts as a change.
 PACKAGE_SOURCES := pyproject.toml $(shell find common/. transfer_engine/. bench/. cython_ext/. \
-	-name __pycache__ -prune -o -path cython_ext/./tests -prune -o -print)
+	-name __pycache__ -prune -o -path cython_ext/./tests -prune -o -path cython_ext/./fuzz -prune -o -print)
 # Each folder of tests is a suite of its own.
 SUITES := $(sort $(patsubst tests/%/,%,$(dir $(wildcard tests/*/test_*.py))))
 NATIVE_SOURCES := $(shell find cython_ext -name '*.h' -o -name '*.hpp' -o -name '*.cpp') $(wildcard tests/*/*.c)
@@ -35,7 +35,7 @@ bench: $(STAMPS)/installed  ## Measure this host: the quick sweep of mooncake-be
 test: native-test $(SUITES:%=test-%)  ## Run every test, native and Python
 
 .PHONY: check
-check: lint sanitize test  ## What CI runs: linters, sanitizers, every test
+check: lint sanitize fuzz test  ## What CI runs: linters, sanitizers, fuzzers, every test
 
 .PHONY: lint
 lint: $(STAMPS)/lint $(STAMPS)/installed $(STAMPS)/test  ## Run the linters and the type checker
@@ -58,6 +58,14 @@ sanitize: sanitize-address sanitize-thread  ## Run the native unit tests under A
 .PHONY: sanitize-address sanitize-thread
 sanitize-address sanitize-thread: sanitize-%: $(STAMPS)/system-test
 	@$(SUITE) native-$* tools/native-tests.sh $*
+
+.PHONY: fuzz
+fuzz: $(STAMPS)/system-fuzz  ## Look for faults in every decoder for a minute each (FUZZ_SECONDS=, FUZZ_RUNS=, TARGETS=)
+	@$(SUITE) fuzz tools/fuzz.sh run $(TARGETS)
+
+.PHONY: fuzz-minimise
+fuzz-minimise: $(STAMPS)/system-fuzz  ## Take what fuzzing found into the corpora that are kept (TARGETS=)
+	@tools/fuzz.sh minimise $(TARGETS)
 
 .PHONY: $(SUITES:%=test-%)
 $(SUITES:%=test-%): test-%: $(STAMPS)/installed $(STAMPS)/test
@@ -85,6 +93,10 @@ $(STAMPS)/system-build: tools/setup-system.sh
 
 $(STAMPS)/system-test: tools/setup-system.sh
 	@$(SUITE) setup tools/setup-system.sh test
+	@mkdir -p $(@D) && touch $@
+
+$(STAMPS)/system-fuzz: tools/setup-system.sh
+	@$(SUITE) setup tools/setup-system.sh fuzz
 	@mkdir -p $(@D) && touch $@
 
 $(STAMPS)/venv: pyproject.toml tools/requirements.py $(STAMPS)/system-build

@@ -6,9 +6,10 @@
 #
 #   tools/setup-system.sh build    what building the package needs
 #   tools/setup-system.sh test     that, and what the native unit tests need
+#   tools/setup-system.sh fuzz     what building the package and the fuzz targets needs
 set -euo pipefail
 
-purpose=${1:?"usage: tools/setup-system.sh build|test"}
+purpose=${1:?"usage: tools/setup-system.sh build|test|fuzz"}
 python=${PYTHON:-python3}
 missing=()
 
@@ -21,6 +22,11 @@ need() {
 
 header() { echo "#include <$1>" | "${CXX:-c++}" -xc++ -E -; }
 static_library() { [[ $("${CXX:-c++}" -print-file-name="$1") == */* ]]; }
+# libFuzzer and the sanitizers' runtimes are packages of their own on some systems.
+fuzzer() {
+  echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char *, unsigned long) { return 0; }' |
+    clang++ -xc++ -fsanitize=fuzzer,address,undefined - -o /dev/null
+}
 python_headers() { [[ -f $("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h ]]; }
 
 look() {
@@ -36,6 +42,10 @@ look() {
   need python3-dev python_headers
   if [[ $purpose == test ]]; then
     need libgtest-dev header gtest/gtest.h
+  elif [[ $purpose == fuzz ]]; then
+    need clang clang++ --version
+    need libclang-rt-dev fuzzer
+    need llvm llvm-symbolizer --version
   fi
   if ((${#missing[@]})); then
     mapfile -t missing < <(printf '%s\n' "${missing[@]}" | sort -u)

@@ -108,7 +108,9 @@ Error split_address(const std::string &text, bool allow_port_zero, std::string *
   if (host->size() >= 2 && host->front() == '[' && host->back() == ']') {
     *host = host->substr(1, host->size() - 2);
     in6_addr ignored;
-    if (inet_pton(AF_INET6, host->substr(0, host->find('%')).c_str(), &ignored) != 1) {
+    const size_t scope = std::min(host->find('%'), host->size());
+    if (inet_pton(AF_INET6, host->substr(0, scope).c_str(), &ignored) != 1 ||
+        host->find_first_of(":[] \t\n", scope) != std::string::npos) {
       return make_error(MP_ADDRESS, "address \"" + text + "\": \"" + *host + "\" is no IPv6 address", hint);
     }
   } else if (host->find_first_of(":[] \t\n") != std::string::npos) {

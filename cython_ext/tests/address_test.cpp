@@ -53,6 +53,8 @@ TEST(Address, RefusesWhatIsNoAddressAndSaysHowToWriteIt) {
                            "[]:7700",
                            "[localhost]:7700",
                            "[::g]:7700",
+                           "[fe80::1%eth0]]:7700",
+                           "[fe80::1%eth0:1]:7700",
                            "a b:1",
                            "[::1]7700",
                            "127.0.0.1:77 00",
