@@ -29,6 +29,7 @@ from posix.types cimport pid_t
 from posix.unistd cimport getpid
 
 from moonpool_engine cimport *
+from moonpool_testing cimport *
 
 READ = MP_READ
 WRITE = MP_WRITE
@@ -105,8 +106,6 @@ cdef class Engine:
                  uint32_t connect_timeout_ms, uint32_t progress_timeout_ms, uint32_t deadline_ms,
                  uint32_t regions_max, uint32_t peers_max, uint32_t notifications_max):
         cdef mp_config config
-        cdef mp_error error
-        cdef mp_status status
         cdef uint8_t incarnation[16]
         cdef bytes name_text = encoded(name, "name", MP_CONFIG)
         cdef bytes transports_text = encoded(transports, "transports", MP_CONFIG)
@@ -134,13 +133,19 @@ cdef class Engine:
         config.regions_max = regions_max
         config.peers_max = peers_max
         config.notifications_max = notifications_max
-        with nogil:
-            status = mp_engine_open(&config, &self.handle, &error)
-        check(status, &error)
+        self.open(&config)
         self.process = getpid()
         self.address = text(mp_engine_address(self.handle))
         mp_engine_incarnation(self.handle, incarnation)
         self.incarnation = hexadecimal(incarnation)
+
+    cdef int open(self, const mp_config *config) except -1:
+        """FaultyEngine opens another kind of engine."""
+        cdef mp_error error
+        cdef mp_status status
+        with nogil:
+            status = mp_engine_open(config, &self.handle, &error)
+        return check(status, &error)
 
     def __dealloc__(self):
         # Without the GIL: this may close sockets and join threads, and a thread that the core waits for may itself be
@@ -314,3 +319,6 @@ cdef str json_text(mp_engine *engine):
             free(buffer)
         # Others may be adding to it meanwhile.
         size = needed + 1024
+
+
+include "_testing.pxi"

@@ -116,9 +116,13 @@ class TransferEngine:
         else:
             settings.check()
         self._settings = settings
-        self._native = _native.Engine(**settings.native_arguments())
+        self._native = self._open(settings.native_arguments())
         self._lifetime = Lifetime(self._native, settings.name, _calling_place())
         weakref.finalize(self, self._lifetime.abandon)
+
+    def _open(self, arguments: dict[str, Any]) -> _native.Engine:
+        """`moonpool.transfer_engine.testing.FaultyEngine` opens one that misbehaves."""
+        return _native.Engine(**arguments)
 
     # ---------------------------------------------------------------- identity
 

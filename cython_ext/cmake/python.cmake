@@ -30,5 +30,11 @@ moonpool_cython(_limits)
 target_link_libraries(_limits PRIVATE moonpool_limits)
 
 install(TARGETS moonpool LIBRARY DESTINATION moonpool/lib)
-install(FILES "${CMAKE_CURRENT_SOURCE_DIR}/include/moonpool/engine.h" DESTINATION moonpool/include/moonpool)
-install(FILES "${CMAKE_CURRENT_SOURCE_DIR}/moonpool_engine.pxd" DESTINATION moonpool)
+install(FILES
+  "${CMAKE_CURRENT_SOURCE_DIR}/include/moonpool/engine.h"
+  "${CMAKE_CURRENT_SOURCE_DIR}/include/moonpool/testing.h"
+  DESTINATION moonpool/include/moonpool)
+install(FILES
+  "${CMAKE_CURRENT_SOURCE_DIR}/moonpool_engine.pxd"
+  "${CMAKE_CURRENT_SOURCE_DIR}/moonpool_testing.pxd"
+  DESTINATION moonpool)

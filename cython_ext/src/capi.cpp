@@ -52,16 +52,7 @@ void mp_config_init(mp_config *config) {
 mp_status mp_engine_open(const mp_config *config, mp_engine **engine, mp_error *error) {
   return guarded(error, [&]() -> Error {
     if (config == nullptr || engine == nullptr) return null_argument("config or engine");
-    Config resolved;
-    std::vector<std::unique_ptr<Transport>> transports = all_transports();
-    if (Error bad = resolve_config(*config, transports, &resolved)) return bad;
-    auto made = std::make_shared<Engine>(std::move(resolved), std::move(transports));
-    if (Error bad = made->open()) {
-      made->close();
-      return bad;
-    }
-    *engine = new mp_engine{std::move(made)};
-    return {};
+    return open_engine(*config, all_transports(), engine);
   });
 }
 

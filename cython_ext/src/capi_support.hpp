@@ -2,8 +2,10 @@
 // What every function of the C face begins with.
 #pragma once
 
+#include <memory>
 #include <new>
 #include <string>
+#include <vector>
 
 #include "engine.hpp"
 #include "handles.hpp"
@@ -25,6 +27,9 @@ mp_status guarded(mp_error *error, Body body) {
 }
 
 inline Error null_argument(const char *what) { return make_error(MP_INVALID_ARGUMENT, std::string(what) + " is NULL"); }
+
+// Opens an engine over these transports and makes its handle.
+Error open_engine(const mp_config &config, std::vector<std::unique_ptr<Transport>> transports, mp_engine **engine);
 
 inline Error usable(const Engine &engine) {
   if (engine.forked()) {

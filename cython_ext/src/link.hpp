@@ -23,6 +23,8 @@ class Link {
  public:
   virtual ~Link() = default;
   virtual const char *path() const = 0;
+  // Whether it is `other`, or passes work on to it.
+  virtual bool is(const Link &other) const { return this == &other; }
   // Whether it can move every descriptor of the transfer.
   virtual bool takes(const Transfer &) const { return true; }
   // Takes the transfer's descriptors. Small work may be done in the caller's thread; nothing blocks on the network.

@@ -164,7 +164,7 @@ std::shared_ptr<Link> Peer::route(const Transfer &transfer, Error *error) {
 void Peer::path_failed(const Link &link, const Error &cause) {
   std::lock_guard lock(mutex_);
   for (Path &path : paths_) {
-    if (path.link.get() != &link) continue;
+    if (path.link == nullptr || !path.link->is(link)) continue;
     engine_->stats.paths_failed.fetch_add(1);
     return out_of_use_locked(path, cause);
   }

@@ -30,7 +30,7 @@ struct Desc {
 class Transfer : public std::enable_shared_from_this<Transfer> {
  public:
   Transfer(std::shared_ptr<Peer> peer, mp_op op, bool digest, int64_t deadline_ns);
-  ~Transfer();
+  virtual ~Transfer();
 
   // ---- set before it is submitted, constant afterwards
   const std::shared_ptr<Peer> peer;
@@ -55,8 +55,8 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   // ---- called by links and the peer
   void set_link(std::shared_ptr<Link> link);
   // Every descriptor is reported once, through one of these two. `digests`: one per descriptor or nullptr.
-  void descs_done(uint32_t begin, uint32_t end, const uint64_t *digests);
-  void descs_failed(uint32_t begin, uint32_t end, const Error &error);
+  virtual void descs_done(uint32_t begin, uint32_t end, const uint64_t *digests);
+  virtual void descs_failed(uint32_t begin, uint32_t end, const Error &error);
   // For a transfer of which nothing was begun.
   void fail(const Error &error) { descs_failed(0, static_cast<uint32_t>(descs.size()), error); }
   // Without descriptors to move (all resolved before): goes on to the notification and the end.
@@ -66,7 +66,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
 
   // ---- called by anyone
   // Ends it early. Returns at once; the state is UNSETTLED while something may still write its buffers.
-  void stop(const Error &cause);
+  virtual void stop(const Error &cause);
   bool finished() const { return state_.load(std::memory_order_acquire) != MP_RUNNING; }
   mp_transfer_state state() const { return static_cast<mp_transfer_state>(state_.load(std::memory_order_acquire)); }
   mp_status wait(int64_t timeout_ns, bool settled);
