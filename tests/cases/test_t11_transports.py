@@ -55,7 +55,9 @@ def test_within_one_process(open_engine: OpenEngine, theirs: str, ours: str, pat
         ("local,tcp", "tcp", "local: the peer is another process"),
     ],
 )
-def test_between_processes_the_fallback_is_visible(open_engine: OpenEngine, ours: str, path: str, fallback: str) -> None:
+def test_between_processes_the_fallback_is_visible(
+    open_engine: OpenEngine, ours: str, path: str, fallback: str
+) -> None:
     client = open_engine(transports=ours, listen=None)
     with Target({"kv": 4096}) as target:
         peer = client.connect(target.address)

@@ -82,9 +82,13 @@ class Cluster:
     def sockets_max(self) -> int:
         """Return how many sockets a process has at most when it is calm: each thread has a peer per target."""
         connections_of_a_peer = 1 + int(OPTIONS["lanes"])
-        listener = 1
+        listeners = 1
+        if self._options["transports"] != "tcp":
+            # The Unix socket that shm shares memory over, and the one it listens on.
+            connections_of_a_peer += 1
+            listeners += 1
         # As many come from the others as go to them.
-        return listener + 2 * THREADS * (self.size - 1) * connections_of_a_peer
+        return listeners + 2 * THREADS * (self.size - 1) * connections_of_a_peer
 
     # ---------------------------------------------------------------- one of them
 

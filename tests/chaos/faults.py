@@ -15,7 +15,7 @@ from moonpool.transfer_engine.testing import Cut, Delay, FaultProxy, Refuse, Reo
 #: Starts a fault, and returns what ends it.
 _Fault = Callable[[], "_End | None"]
 _End = Callable[[], None]
-_NETWORK_FAULTS_MAX = 3
+_NETWORK_FAULTS_MAX = 2
 
 
 class _Lasting(NamedTuple):

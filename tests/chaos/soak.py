@@ -73,7 +73,8 @@ def soak(arguments: argparse.Namespace, console: Console) -> tuple[list[Round], 
             seconds = min(ROUND_SECONDS, max(1.0, end - time.monotonic()))
             rounds.append(run_round(cluster, Faults(cluster, chance, killable), seconds))
             last = rounds[-1]
-            console.print(f"round {len(rounds) - 1}: {last.counts['begun']} transfers, faults {dict(last.faults)}")
+            faults = ", ".join(f"{count} {name}" for name, count in sorted(last.faults.items()))
+            console.print(f"round {len(rounds) - 1}: {last.counts['begun']} transfers; {faults}", soft_wrap=True)
             if last.violations:
                 return rounds, last.violations
     return rounds, grown(rounds)

@@ -77,7 +77,7 @@ class Commands:
         good = 0
         try:
             with ThreadPoolExecutor(count) as pool:
-                peers = list(pool.map(lambda engine: engine.connect(address, timeout=90.0), engines))
+                peers = list(pool.map(lambda engine: engine.connect(address), engines))
             # Every one of them is connected now, and stays so while all read.
             transfers = []
             for engine, peer in zip(engines, peers, strict=True):
