@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from moonpool.bench.errors import ExitStatus
+from moonpool.transfer_engine import probe
 
 #: The core of schema 1, in the order of docs/bench.md. A key that disappears needs another schema.
 KEYS = {
@@ -98,12 +99,12 @@ def test_lanes_that_are_not_given_come_from_the_environment(
 
 
 def test_the_limit_alone_is_named_by_its_own_name(measured: Measured) -> None:
-    rows = measured("--op", "read", "--only", "limit")["rows"]
+    rows = measured("--transport", "tcp,local", "--op", "read", "--only", "limit")["rows"]
     assert {(row["transport"], row["backend"]) for row in rows} == {("tcp", "sockets"), ("local", "memcpy")}
 
 
 def test_the_json_form_is_the_documented_one(measured: Measured) -> None:
-    result = measured("--order", "sequential,random")
+    result = measured("--transport", "tcp,local", "--order", "sequential,random")
     assert set(result) == {"schema", "environment", "interrupted", "rows"}
     assert (result["schema"], result["interrupted"]) == (1, False)
     assert set(result["environment"]) == ENVIRONMENT
@@ -117,6 +118,7 @@ def test_the_json_form_is_the_documented_one(measured: Measured) -> None:
             assert isinstance(row[key], kind), key
         assert row["verified"]
         assert row["complaints"] == []
+        assert (row["memory"], row["path"]) == ("registered", row["transport"])
         assert (row["rounds"], len(row["ratios"])) == (2, 2)
         assert row["ratio"] == pytest.approx(sum(row["ratios"]) / 2, rel=1e-4)
         assert row["ops_per_s"] * row["block_bytes"] == pytest.approx(row["gbytes_per_s"] * 1e9, rel=0.5)
@@ -139,6 +141,21 @@ def test_every_key_is_documented() -> None:
 def test_threads_and_lanes_are_used(measured: Measured) -> None:
     rows = measured("--transport", "tcp", "--threads", "1,3", "--lanes", "2")["rows"]
     assert {(row["threads"], row["lanes"], row["limit_width"]) for row in rows} == {(1, 2, 2), (3, 2, 3)}
+
+
+@pytest.mark.parametrize("only", [None, "limit"])
+def test_shared_memory_stands_beside_the_limit_of_its_kind(measured: Measured, only: str | None) -> None:
+    (shm,) = (transport for transport in probe() if transport.name == "shm")
+    if not shm.available:
+        pytest.skip(f"shm: {shm.reason}")
+    arguments = ["--transport", "shm", "--memory", "allocated,registered", "--order", "sequential,random"]
+    rows = measured(*arguments, *(["--only", only] if only else []))["rows"]
+    assert len(rows) == 2 * 2 * 2 * 4
+    limits = {"allocated": "memcpy", "registered": "process_vm"}
+    for row in rows:
+        assert (row["limit"], row["rounds"], row["verified"]) == (limits[row["memory"]], 2, True)
+        assert row["backend"] == ("moonpool" if only is None else row["limit"])
+        assert row["path"] == ("shm" if only is None else None)
 
 
 @pytest.mark.parametrize("only", ["engine", "limit"])
