@@ -177,6 +177,12 @@ def cli(ctx: click.Context, json_file: str | None, plot_file: Path | None) -> No
     show_default=True,
     help="Raw sockets with one answer per batch, as transfers have it, or with none until the end.",
 )
+@click.option(
+    "--limit-threads",
+    "copy_threads",
+    type=click.IntRange(1, 256),
+    help="Threads of a limit that copies (shm, local).  [default: one for each core]",
+)
 @click.option("--only", type=click.Choice(["engine", "limit"]), help="Measure one of the two alone.")
 @json_option
 @plot_option
@@ -233,7 +239,14 @@ def _plan(given: dict[str, Any]) -> tuple[list[Any], Options]:
     except UsageError as error:
         raise click.UsageError(str(error)) from error
     return works, Options(
-        given["rounds"], given["duration"], given["warmup"], given["mode"], given["only"], target, given["secret"]
+        given["rounds"],
+        given["duration"],
+        given["warmup"],
+        given["mode"],
+        given["only"],
+        target,
+        given["secret"],
+        given["copy_threads"],
     )
 
 

@@ -46,6 +46,7 @@ class Options:
         only: measure the engine or the limit alone.
         target: where another benchmark listens; None starts a process on this host.
         secret: with `target`: what both sides must know.
+        copy_threads: threads of a limit that copies; None: one for each core.
         budget: seconds for all rows together: a row that is late gets fewer rounds, but at least one. None: no bound.
     """
 
@@ -56,6 +57,7 @@ class Options:
     only: Literal["engine", "limit"] | None = None
     target: Address | None = None
     secret: bytes | None = None
+    copy_threads: int | None = None
     budget: float | None = None
 
     @property
@@ -228,7 +230,7 @@ class Runner:
 
     def _limit_width(self, work: Work, lanes: int | None) -> int:
         if work.transport in SAME_HOST:
-            return copying_threads(work)
+            return max(self._options.copy_threads or copying_threads(work), work.threads)
         return max(work.lanes or lanes or 1, work.threads)
 
     def _limit_name(self, work: Work) -> str:

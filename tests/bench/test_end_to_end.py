@@ -158,6 +158,11 @@ def test_shared_memory_stands_beside_the_limit_of_its_kind(measured: Measured, o
         assert row["path"] == ("shm" if only is None else None)
 
 
+def test_a_copying_limit_has_as_many_threads_as_it_is_given(measured: Measured) -> None:
+    rows = measured("--transport", "local", "--op", "read", "--threads", "1,3", "--limit-threads", "2")["rows"]
+    assert {(row["threads"], row["limit_width"]) for row in rows} == {(1, 2), (3, 3)}
+
+
 @pytest.mark.parametrize("only", ["engine", "limit"])
 def test_one_of_the_two_alone(measured: Measured, only: str) -> None:
     for row in measured("--only", only)["rows"]:

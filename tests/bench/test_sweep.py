@@ -112,13 +112,14 @@ def test_transfer_takes_every_option(plan: Plan) -> None:
     options = """
         --transport tcp --op write --block-size 4KiB,1MiB --batch 1,8 --order random --lanes auto,2 --threads 1,2
         --footprint 32MiB --duration 250ms --warmup 0.1 --rounds 7 --limit stream --only limit
+        --memory allocated --limit-threads 3
     """
     result = plan.invoke("transfer", *options.split())
     assert result.exit_code == 0, result.output
     assert len(plan.works) == 16
-    assert plan.works[0] == Work("tcp", "write", 4096, 1, "random", 1, None, 32 << 20)
-    assert plan.works[-1] == Work("tcp", "write", 1 << 20, 8, "random", 2, 2, 32 << 20)
-    assert plan.options == Options(7, 0.25, 0.1, "stream", "limit")
+    assert plan.works[0] == Work("tcp", "write", 4096, 1, "random", 1, None, 32 << 20, "allocated")
+    assert plan.works[-1] == Work("tcp", "write", 1 << 20, 8, "random", 2, 2, 32 << 20, "allocated")
+    assert plan.options == Options(7, 0.25, 0.1, "stream", "limit", copy_threads=3)
 
 
 def test_another_host_is_reached_over_the_network_only(plan: Plan) -> None:
