@@ -15,7 +15,7 @@ shift
 kept=cython_ext/fuzz/corpus  # in the repository
 work=build/fuzz              # corpus/TARGET grows here, findings/ has what went wrong
 export JOBS=${JOBS:-2}
-export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_stack_use_after_return=1:quarantine_size_mb=16:malloc_context_size=8}
+export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_stack_use_after_return=1:quarantine_size_mb=16:malloc_context_size=1}
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 
 all_targets() { (cd cython_ext/fuzz && for file in *_fuzz.cpp; do echo "${file%_fuzz.cpp}"; done); }

@@ -38,6 +38,13 @@ Seeds fuzz::seeds() {
   all.add("other-service", ScriptWriter().step(S::kRaw, uint8_t{0}, "HTTP/1.1 400 Bad Request\r\n\r\n").text());
   all.add("in-pieces", ScriptWriter().step(S::kCuts, uint8_t{0}, uint32_t{5}).text() + control);
   all.add("cut", answer(0) + ScriptWriter().step(S::kCut, uint8_t{0}, uint8_t{1}).text() + later + again);
+  // A transfer that waits for the connection ends with what ends that.
+  const std::string submit = ScriptWriter()
+                                 .step(S::kSubmit, uint8_t{S::kRemembered}, uint8_t{0}, uint8_t{1}, uint8_t{0},
+                                       uint8_t{0}, int32_t{0}, int32_t{0}, int32_t{8})
+                                 .text();
+  all.add("refused-again", control + submit + ScriptWriter().step(S::kCut, uint8_t{0}).text() + later + submit + again +
+                               answer(3, 10, MP_PENDING));
   all.add("lane-refused", control + answer(1, 10, MP_PEER_LOST) + later + later);
   return all;
 }

@@ -29,6 +29,20 @@ void tune_socket(int fd) {
 
 namespace {
 
+// What a server may refuse a client with. Anything else is none of the client's own outcomes.
+mp_status reason_of(uint16_t status) {
+  switch (status) {
+    case MP_VERSION:
+    case MP_AUTH:
+    case MP_LIMIT:
+    case MP_CLOSED:
+    case MP_PEER_LOST:
+      return static_cast<mp_status>(status);
+    default:
+      return MP_PROTOCOL;
+  }
+}
+
 // Reads one fixed-size message and writes another; what both sides of a handshake are made of.
 class Exchange : public Handler, public std::enable_shared_from_this<Exchange> {
  public:
@@ -247,7 +261,7 @@ class Dialer final : public Exchange {
   }
 
   void refused(uint16_t status, const std::string &message) {
-    const auto code = status <= MP_INTERNAL ? static_cast<mp_status>(status) : MP_PROTOCOL;
+    const mp_status code = reason_of(status);
     std::string hint = "see the peer's log";
     if (code == MP_AUTH) {
       const bool peer_has = (result_.challenge.flags & wire::kHasSecret) != 0;

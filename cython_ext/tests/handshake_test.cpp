@@ -320,6 +320,8 @@ TEST_F(DialerTest, PassesOnWhyItWasRefused) {
   for (const auto &[status, code] : {std::pair<uint16_t, mp_status>{MP_LIMIT, MP_LIMIT},
                                      {MP_CLOSED, MP_CLOSED},
                                      {MP_AUTH, MP_AUTH},
+                                     {MP_PENDING, MP_PROTOCOL},
+                                     {MP_FORKED, MP_PROTOCOL},
                                      {MP_INTERNAL + 1, MP_PROTOCOL},
                                      {0xffff, MP_PROTOCOL}}) {
     dial_raw_server();
