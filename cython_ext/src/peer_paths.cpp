@@ -138,6 +138,8 @@ std::shared_ptr<Link> Peer::route(const Transfer &transfer, Error *error) {
     Transport *connect = nullptr;
     {
       std::lock_guard lock(mutex_);
+      // Lost since the caller looked: that is no lack of paths, and submit() knows what to do.
+      if (state_ != State::kReady) return nullptr;
       bool wait = false;
       for (Path &path : paths_) {
         if (path.link != nullptr) {

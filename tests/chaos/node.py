@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import threading
@@ -20,6 +21,10 @@ from chaos.places import AREA_BYTES, KINDS, THREADS, region_name
 from chaos.traffic import Traffic
 from chaos.words import Octets, older_than
 from moonpool.transfer_engine import ClosedError, Region, TransferEngine, digest
+from moonpool.transfer_engine.testing import Faults, FaultyEngine
+
+#: Of every process's own transfers. Shared memory has no network that could be broken, so its transfers break here.
+FAULTS = Faults(delay=0.1, delay_seconds=(0.0, 0.05), drop=0.01, error=0.02, partial=0.03)
 
 
 class Inbox:
@@ -88,10 +93,11 @@ class Inbox:
 class Commands:
     """One method per command; the keyword arguments and the result are JSON."""
 
-    def __init__(self, engine: TransferEngine, setup: dict[str, Any]) -> None:
+    def __init__(self, engine: FaultyEngine, setup: dict[str, Any]) -> None:
         self._engine = engine
         self._inbox = Inbox(engine)
         self._generation: int = setup["generation"]
+        self._seed: int = setup["seed"]
         # By owner: the generation of its process, and its regions by name.
         self._served: dict[int, tuple[int, dict[str, Region]]] = {}
         self._traffic = [
@@ -117,6 +123,7 @@ class Commands:
         self.serve(owner, self._served[owner][0])
 
     def start(self, targets: dict[str, str]) -> None:
+        self._engine.set_faults(dataclasses.replace(FAULTS, seed=self._seed))
         for traffic in self._traffic:
             traffic.start({int(number): address for number, address in targets.items()})
 
@@ -125,6 +132,7 @@ class Commands:
             traffic.stop()
 
     def settle(self) -> None:
+        self._engine.set_faults(Faults())
         for traffic in self._traffic:
             traffic.settle()
 
@@ -184,7 +192,7 @@ def left_behind(before: tuple[set[str], dict[str, str]]) -> list[str]:
 
 def main(setup: dict[str, Any]) -> None:
     before = threads(), descriptors()
-    engine = TransferEngine(f"node-{setup['number']}", **setup["options"])
+    engine = FaultyEngine(FAULTS, f"node-{setup['number']}", **setup["options"])
     commands = Commands(engine, setup)
     try:
         obey(commands, {"address": engine.address, "incarnation": engine.incarnation})

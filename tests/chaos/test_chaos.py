@@ -20,15 +20,16 @@ if TYPE_CHECKING:
     from moonpool.transfer_engine.testing.rules import Direction
 
 PROCESSES = 3
-ROUNDS = 3
+ROUNDS = 2
 ROUND_SECONDS = 15.0
 
 
-def test_nothing_breaks_the_engine(chaos_seed: int) -> None:
+@pytest.mark.parametrize("transports", ["tcp", "auto"])
+def test_nothing_breaks_the_engine(chaos_seed: int, transports: str) -> None:
     """The first process is never killed: it sees every peer go and come."""
     chance = random.Random(chaos_seed)
     killable = list(range(1, PROCESSES))
-    with Cluster(PROCESSES, chaos_seed) as cluster:
+    with Cluster(PROCESSES, chaos_seed, transports) as cluster:
         for number in range(ROUNDS):
             happened = run_round(cluster, Faults(cluster, chance, killable), ROUND_SECONDS)
             assert not happened.violations, f"seed {chaos_seed}, round {number}\n" + "\n".join(happened.violations)

@@ -20,6 +20,7 @@ from moonpool.transfer_engine import (
     BatchError,
     MoonpoolError,
     Peer,
+    PeerState,
     Region,
     Status,
     Transfer,
@@ -35,8 +36,9 @@ EXPLAINED = {
 }  # fmt: skip
 #: Only bounds a hang: whatever has not ended so long after its deadline never will.
 PATIENCE_SECONDS = 100.0
-_IN_FLIGHT_MAX = 3
-_WINDOWS = 2 * _IN_FLIGHT_MAX
+_IN_FLIGHT_MAX = 5
+# Of each kind of memory. Transfers that are not settled keep theirs.
+_WINDOWS = 6
 _PLAN_ITEMS = 48
 _PLAN_ITEM_BYTES = 2048
 _VIOLATIONS_MAX = 10
@@ -156,16 +158,20 @@ class Traffic:
                 self._poll_unsettled()
                 if len(self._flights) < _IN_FLIGHT_MAX and self._chance.random() < 0.7:
                     self._begin()
-                elif self._flights:
-                    self._reap(self._flights.pop(self._chance.randrange(len(self._flights))))
+                self._reap_one(0.01)
             while self._flights:
-                self._reap(self._flights.pop())
+                self._reap_one(1.0)
         except Exception as error:
             self.violations.append(f"the traffic itself failed: {type(error).__name__}: {error}\n" + self._story())
             raise
 
     def _begin(self) -> None:
         target = self._chance.choice(list(self._targets))
+        peer = self._peers.get(target)
+        if peer is not None and peer.state is not PeerState.READY and self._chance.random() < 0.9:
+            # Connecting takes time that the other peers can use.
+            self._stopping.wait(0.002)
+            return
         try:
             place = self._place(target, self._chance.choice(KINDS), 0.5)
             if self._chance.random() < 0.02:
@@ -322,17 +328,33 @@ class Traffic:
 
     # ---------------------------------------------------------------- ending a transfer
 
+    def _reap_one(self, patience: float) -> None:
+        """Look for a transfer that has ended; wait for one of them for so long."""
+        if not self._flights:
+            return
+        ended = [flight for flight in self._flights if flight.transfer.done()]
+        flight = self._chance.choice(ended or self._flights)
+        if not ended:
+            if self._chance.random() < 0.02:
+                try:
+                    flight.transfer.cancel(0.0)
+                except WaitTimeoutError:
+                    self.counts["cancels not settled at once"] += 1
+            try:
+                flight.transfer.wait(patience)
+            except WaitTimeoutError:
+                if time.monotonic() < flight.latest:
+                    return
+                self._violation("a transfer runs on long after its deadline", flight)
+            except MoonpoolError:
+                pass  # looked at below
+        self._flights.remove(flight)
+        self._reap(flight)
+
     def _reap(self, flight: Flight) -> None:
         transfer = flight.transfer
-        if self._chance.random() < 0.05:
-            try:
-                transfer.cancel(0.0)
-            except WaitTimeoutError:
-                self.counts["cancels not settled at once"] += 1
         try:
-            transfer.wait(flight.latest - time.monotonic())
-        except WaitTimeoutError:
-            self._violation("a transfer runs on long after its deadline", flight)
+            transfer.wait(0.0)
         except MoonpoolError as error:
             code = error.__cause__.code if isinstance(error.__cause__, MoonpoolError) else error.code
             self.counts[f"failed {code}"] += 1
