@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import re
 from typing import Any
 
 from moonpool.bench.errors import BenchError
@@ -26,7 +27,9 @@ def imported(module: str, package: str) -> Any:
         raise BenchError("not installed", hint="pip install 'moonpool[compare]'") from error
     except Exception as error:
         # Whatever another project does while it is imported: it is named, and the others are measured.
-        raise BenchError(f"{module} does not import: {error}") from error
+        library = re.match(r"(lib[^.]+)\.so\S*: cannot open", str(error))
+        hint = f"the system package of {library[1]}, such as {library[1]}1" if library else ""
+        raise BenchError(f"{module} does not import: {error}", hint=hint) from error
 
 
 def version_of(*distributions: str) -> str | None:

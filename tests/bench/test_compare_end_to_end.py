@@ -67,6 +67,7 @@ def test_engines_that_are_not_there_are_named_and_skipped(bench: Bench, tmp_path
     done = bench("compare", *TINY, "--op", "read", "--threads", "1", environ={"PYTHONPATH": str(tmp_path)})
     assert done.returncode == 0
     assert "skipped: mooncake: mooncake.engine does not import: libibverbs.so.1: cannot open" in done.stdout
+    assert "Try: the system package of libibverbs, such as libibverbs1" in done.stdout
     assert "skipped: nixl: not installed. Try: pip install 'moonpool[compare]'" in done.stdout
     assert "moonpool / sockets: at least" in done.stdout
 
