@@ -10,12 +10,10 @@ namespace moonpool {
 
 namespace {
 
-bool overlap(const uint8_t *to, const uint8_t *from, size_t nbytes) { return to < from + nbytes && from < to + nbytes; }
-
 #if defined(__x86_64__)
 const bool g_avx2 = __builtin_cpu_supports("avx2");
-#else
-constexpr bool g_avx2 = false;
+
+bool overlap(const uint8_t *to, const uint8_t *from, size_t nbytes) { return to < from + nbytes && from < to + nbytes; }
 #endif
 
 }  // namespace
@@ -32,6 +30,8 @@ void copy_bytes(void *to, const void *from, size_t nbytes, bool streaming) {
     std::memcpy(target + head + middle, source + head + middle, nbytes - head - middle);
     return;
   }
+#else
+  (void)streaming;
 #endif
   std::memmove(target, source, nbytes);
 }
@@ -40,9 +40,9 @@ uint64_t copy_leaf(void *to, const void *from, size_t nbytes, bool streaming) {
   auto *target = static_cast<uint8_t *>(to);
   const auto *source = static_cast<const uint8_t *>(from);
 #if defined(__x86_64__)
-  if (streaming && g_avx2 && nbytes >= 4096 && !overlap(target, source, nbytes)) {
-    return stream_leaf_avx2(target, source, nbytes);
-  }
+  if (g_avx2 && !overlap(target, source, nbytes)) return copy_and_hash_avx2(target, source, nbytes, streaming);
+#else
+  (void)streaming;
 #endif
   std::memmove(target, source, nbytes);
   return leaf_digest(target, nbytes);

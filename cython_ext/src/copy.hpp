@@ -9,7 +9,7 @@
 namespace moonpool {
 
 // Transfers of so much or more are copied past the caches.
-constexpr uint64_t kStreamingBytes = 2u << 20;
+constexpr uint64_t kStreamingBytes = 64u << 10;
 
 // Ranges may overlap.
 void copy_bytes(void *to, const void *from, size_t nbytes, bool streaming);

@@ -15,19 +15,78 @@ namespace moonpool {
 
 namespace {
 
-// How far ahead memory is asked for, and what is hashed between two stretches of stores: small enough that the
-// processor overlaps one with the other, and that the bytes are still in the nearest cache.
+// How far ahead memory is asked for. Without it a copy waits at the end of every page.
 constexpr size_t kAhead = 2048;
-constexpr size_t kStretch = 2048;
+// XXH3 takes stripes of 64 bytes and mixes its state after each block of 16; a stripe's part of the secret begins 8
+// bytes after the one before (xxhash.h, XXH3_hashLong_internal_loop).
+constexpr size_t kStripe = 64;
+constexpr size_t kBlock = 16 * kStripe;
+constexpr size_t kMixSecret = 128;
 
 inline void prefetch(const uint8_t *from) {
   _mm_prefetch(reinterpret_cast<const char *>(from + kAhead), _MM_HINT_T0);
   _mm_prefetch(reinterpret_cast<const char *>(from + kAhead + 64), _MM_HINT_T0);
 }
 
-inline __m256i load(const uint8_t *from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from)); }
-inline void stream(uint8_t *to, __m256i value) { _mm256_stream_si256(reinterpret_cast<__m256i *>(to), value); }
-inline void store(uint8_t *to, __m256i value) { _mm256_store_si256(reinterpret_cast<__m256i *>(to), value); }
+inline __m256i load(const void *from) { return _mm256_loadu_si256(static_cast<const __m256i *>(from)); }
+
+template <bool kStreaming>
+inline void store(uint8_t *to, __m256i value) {
+  if (kStreaming) {
+    _mm256_stream_si256(reinterpret_cast<__m256i *>(to), value);
+  } else {
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(to), value);
+  }
+}
+
+inline __m256i accumulate(__m256i sum, __m256i data, __m256i secret) {
+  const __m256i keyed = _mm256_xor_si256(data, secret);
+  const __m256i product = _mm256_mul_epu32(keyed, _mm256_srli_epi64(keyed, 32));
+  const __m256i swapped = _mm256_shuffle_epi32(data, _MM_SHUFFLE(1, 0, 3, 2));
+  return _mm256_add_epi64(product, _mm256_add_epi64(sum, swapped));
+}
+
+inline __m256i mix(__m256i sum, __m256i secret) {
+  const __m256i prime = _mm256_set1_epi32(static_cast<int>(XXH_PRIME32_1));
+  const __m256i keyed = _mm256_xor_si256(_mm256_xor_si256(sum, _mm256_srli_epi64(sum, 47)), secret);
+  const __m256i low = _mm256_mul_epu32(keyed, prime);
+  const __m256i high = _mm256_mul_epu32(_mm256_srli_epi64(keyed, 32), prime);
+  return _mm256_add_epi64(low, _mm256_slli_epi64(high, 32));
+}
+
+// The library hashes memory. Here the hash is of the very registers that are stored, so that nobody who changes `from`
+// meanwhile comes between the two, and no byte is read twice. The end of the leaf is the library's again.
+template <bool kStreaming>
+uint64_t copy_and_hash(uint8_t *to, const uint8_t *from, size_t nbytes) {
+  XXH3_state_t state;
+  XXH3_64bits_reset(&state);
+  const unsigned char *secret = state.extSecret;
+  // A stripe and a byte at least are left over.
+  const size_t blocks = nbytes <= kBlock + kStripe ? 0 : (nbytes - kStripe - 1) / kBlock;
+  __m256i low = load(state.acc), high = load(state.acc + 4);
+  size_t at = 0;
+  for (size_t block = 0; block < blocks; ++block) {
+    for (size_t stripe = 0; stripe < kBlock / kStripe; ++stripe, at += kStripe) {
+      const __m256i a = load(from + at), b = load(from + at + 32);
+      if (stripe % 2 == 0) prefetch(from + at);
+      store<kStreaming>(to + at, a);
+      store<kStreaming>(to + at + 32, b);
+      low = accumulate(low, a, load(secret + 8 * stripe));
+      high = accumulate(high, b, load(secret + 8 * stripe + 32));
+    }
+    low = mix(low, load(secret + kMixSecret));
+    high = mix(high, load(secret + kMixSecret + 32));
+  }
+  if (kStreaming) _mm_sfence();
+  _mm256_storeu_si256(reinterpret_cast<__m256i *>(state.acc), low);
+  _mm256_storeu_si256(reinterpret_cast<__m256i *>(state.acc + 4), high);
+  state.totalLen = at;
+  uint8_t rest[kBlock + kStripe];
+  memcpy(rest, from + at, nbytes - at);
+  memcpy(to + at, rest, nbytes - at);
+  XXH3_64bits_update(&state, rest, nbytes - at);
+  return XXH3_64bits_digest(&state);
+}
 
 }  // namespace
 
@@ -35,48 +94,17 @@ void stream_avx2(uint8_t *to, const uint8_t *from, size_t nbytes) {
   for (size_t i = 0; i < nbytes; i += 128) {
     const __m256i a = load(from + i), b = load(from + i + 32), c = load(from + i + 64), d = load(from + i + 96);
     prefetch(from + i);
-    stream(to + i, a);
-    stream(to + i + 32, b);
-    stream(to + i + 64, c);
-    stream(to + i + 96, d);
+    store<true>(to + i, a);
+    store<true>(to + i + 32, b);
+    store<true>(to + i + 64, c);
+    store<true>(to + i + 96, d);
   }
   _mm_sfence();
 }
 
-uint64_t stream_leaf_avx2(uint8_t *to, const uint8_t *from, size_t nbytes) {
-  alignas(64) uint8_t seen[kStretch];
-  XXH3_state_t state;
-  XXH3_64bits_reset(&state);
-  // Up to where `to` is aligned, and the rest that is no full stretch, go through the cache.
-  const size_t head = (32 - reinterpret_cast<uintptr_t>(to) % 32) % 32;
-  size_t at = 0;
-  const auto plain = [&](size_t n) {
-    memcpy(seen, from + at, n);
-    memcpy(to + at, seen, n);
-    XXH3_64bits_update(&state, seen, n);
-    at += n;
-  };
-  if (head > 0 && head < nbytes) plain(head);
-  for (; nbytes - at >= kStretch; at += kStretch) {
-    for (size_t i = 0; i < kStretch; i += 128) {
-      const uint8_t *source = from + at + i;
-      const __m256i a = load(source), b = load(source + 32), c = load(source + 64), d = load(source + 96);
-      prefetch(source);
-      store(seen + i, a);
-      store(seen + i + 32, b);
-      store(seen + i + 64, c);
-      store(seen + i + 96, d);
-      uint8_t *target = to + at + i;
-      stream(target, a);
-      stream(target + 32, b);
-      stream(target + 64, c);
-      stream(target + 96, d);
-    }
-    XXH3_64bits_update(&state, seen, kStretch);
-  }
-  if (at < nbytes) plain(nbytes - at);
-  _mm_sfence();
-  return XXH3_64bits_digest(&state);
+uint64_t copy_and_hash_avx2(uint8_t *to, const uint8_t *from, size_t nbytes, bool streaming) {
+  const bool aligned = reinterpret_cast<uintptr_t>(to) % 32 == 0;
+  return streaming && aligned ? copy_and_hash<true>(to, from, nbytes) : copy_and_hash<false>(to, from, nbytes);
 }
 
 uint64_t xxh3_avx2(const void *data, size_t nbytes) { return XXH3_64bits(data, nbytes); }

@@ -8,10 +8,10 @@
 namespace moonpool {
 
 #if defined(__x86_64__)
-// `to` is aligned to 32 bytes, `nbytes` is a multiple of 128.
+// Past the caches. `to` is aligned to 32 bytes, `nbytes` is a multiple of 128.
 void stream_avx2(uint8_t *to, const uint8_t *from, size_t nbytes);
-// The same of a whole leaf, whatever the alignment. Returns XXH3-64 of the bytes that were put at `to`.
-uint64_t stream_leaf_avx2(uint8_t *to, const uint8_t *from, size_t nbytes);
+// Copies and returns XXH3-64 of the bytes that were put at `to`. Past the caches if `streaming` and `to` is aligned.
+uint64_t copy_and_hash_avx2(uint8_t *to, const uint8_t *from, size_t nbytes, bool streaming);
 uint64_t xxh3_avx2(const void *data, size_t nbytes);
 #endif
 

@@ -11,8 +11,8 @@ namespace moonpool {
 namespace {
 
 constexpr uint32_t kDescsPerSlice = 1000;
-// Less than this is copied faster than another thread is woken.
-constexpr uint64_t kInlineBytes = 256 * 1024;
+// So much is copied about as fast as another thread is woken.
+constexpr uint64_t kInlineBytes = 1u << 20;
 
 }  // namespace
 

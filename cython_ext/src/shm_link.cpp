@@ -2,6 +2,7 @@
 #include "shm_link.hpp"
 
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -20,6 +21,9 @@ namespace {
 constexpr size_t kInFlight = 16;
 constexpr size_t kReceiveBytes = 64 * 1024;
 constexpr size_t kRefusedMax = 65536;
+// About the speed of a copy by the kernel, and how long a waiter looks for its end at most.
+constexpr int64_t kBytesPerNs = 8;
+constexpr int64_t kCopyingMaxNs = 150'000;
 
 // Distinct keys of the remote regions; a transfer names few regions and long runs of each.
 std::vector<uint64_t> keys_of(const Transfer &transfer) {
@@ -203,32 +207,74 @@ void ShmLink::cancel(Transfer &transfer) {
       never_begun.push_back(whole(one));
       return true;
     });
+    wake_waiter_locked();
   }
   // What the peer was asked to copy is settled by its answer.
   fail_work(never_begun, transfer.stop_cause());
 }
 
+// The calling thread takes the I/O thread's place at the socket as long as an answer that its transfer needs is coming.
 void ShmLink::assist(Transfer &transfer, int64_t until) {
   CopyLink::assist(transfer, until);
-  if (transfer.finished()) return;
   {
     std::lock_guard lock(mutex_);
-    if (ended_ || assisted_) return;
+    if (assisted_ || !awaits_locked(transfer)) return;
+    if (!wake_) wake_ = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    if (!wake_) return;
     assisted_ = true;
     watch_locked();
   }
-  // Looks for a short time; then the I/O thread takes over and the caller sleeps.
   const bool bulk = transfer.bytes >= kBulkBytes;
-  const int64_t end = std::min(until, now_ns() + int64_t{engine_.config.spin_us} * 1000);
+  // The copy itself takes a while; being woken from sleep at its end takes about as long as a small one.
+  const int64_t copying_ns = std::min<int64_t>(static_cast<int64_t>(transfer.bytes) / kBytesPerNs, kCopyingMaxNs);
+  const int64_t look_ns = int64_t{engine_.config.spin_us} * 1000;
+  int64_t spin_until = now_ns() + (look_ns == 0 ? 0 : look_ns + copying_ns);
   ActiveThreads::enter();
-  while (!transfer.finished() && now_ns() < end && ActiveThreads::may_look(bulk)) {
+  for (int64_t now = now_ns(); now < until; now = now_ns()) {
+    const bool look = now < spin_until && ActiveThreads::may_look(bulk);
+    {
+      std::lock_guard lock(mutex_);
+      if (!awaits_locked(transfer)) break;
+      asleep_ = !look;
+    }
+    if (!look) {
+      ActiveThreads::leave();
+      sleep(until - now);
+      ActiveThreads::enter();
+    } else if (!yield_core() && bulk) {
+      spin_until = now;
+    }
     run(drive());
-    if (!yield_core() && bulk) break;
   }
   ActiveThreads::leave();
   std::lock_guard lock(mutex_);
-  assisted_ = false;
+  assisted_ = asleep_ = false;
   watch_locked();
+}
+
+// True while an answer of the peer has to come before the transfer can go on.
+bool ShmLink::awaits_locked(const Transfer &transfer) const {
+  if (ended_ || transfer.finished() || transfer.stopping()) return false;
+  const auto sent = [&](const auto &entry) { return entry.second.transfer.get() == &transfer; };
+  const auto waits = [&](const auto &waiting) { return waiting.get() == &transfer; };
+  return std::any_of(sent_.begin(), sent_.end(), sent) || std::any_of(waiting_.begin(), waiting_.end(), waits);
+}
+
+void ShmLink::sleep(int64_t nanoseconds) {
+  pollfd fds[2] = {{fd(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
+  const int64_t left = std::min(nanoseconds, int64_t{3600} * 1'000'000'000);
+  const timespec timeout{left / 1'000'000'000, left % 1'000'000'000};
+  ppoll(fds, 2, &timeout, nullptr);
+  uint64_t count = 0;
+  [[maybe_unused]] const ssize_t n = read(wake_.get(), &count, sizeof count);
+}
+
+// A waiter that sleeps at the socket looks again at its transfer.
+void ShmLink::wake_waiter_locked() {
+  if (!asleep_) return;
+  const uint64_t one = 1;
+  // It can only fail when the counter is full, and then the waiter is woken anyway.
+  [[maybe_unused]] const ssize_t n = write(wake_.get(), &one, sizeof one);
 }
 
 void ShmLink::region_gone(uint64_t key) {
@@ -572,6 +618,7 @@ void ShmLink::broken(const Error &cause, bool peer_gone) {
     ended_ = true;
     usable_.store(false);
     io_.remove(*this);
+    wake_waiter_locked();
     connected = std::move(connected_);
     connected_ = nullptr;
     for (auto &entry : sent_) sent.push_back(std::move(entry.second));
@@ -607,6 +654,7 @@ void ShmLink::shutdown(const Error &cause, bool settled) {
     ended_ = true;
     usable_.store(false);
     io_.remove(*this);
+    wake_waiter_locked();
     connected = std::move(connected_);
     connected_ = nullptr;
     for (auto &entry : sent_) sent.push_back(std::move(entry.second));

@@ -75,7 +75,10 @@ class ShmLink final : public CopyLink, public Handler {
   void flush_locked();
   void watch_locked();
   void watch_progress_locked();
+  bool awaits_locked(const Transfer &transfer) const;
+  void wake_waiter_locked();
 
+  void sleep(int64_t nanoseconds);
   void run(Todo todo);
   void report(const Work &work, const shm::CopyResponse &response);
   void request(const std::shared_ptr<Transfer> &transfer);
@@ -93,9 +96,11 @@ class ShmLink final : public CopyLink, public Handler {
 
   mutable std::mutex mutex_;
   Connected connected_;
-  uint64_t proof_ = 0;  // what the peer has to find in this process
-  bool ended_ = false;  // broken or shut down
-  bool assisted_ = false;
+  uint64_t proof_ = 0;     // what the peer has to find in this process
+  bool ended_ = false;     // broken or shut down
+  bool assisted_ = false;  // a waiting thread is at the socket
+  bool asleep_ = false;    // ... and sleeps until it or wake_ is ready
+  Fd wake_;
   uint32_t watched_ = 0;
   std::string in_, out_;
   std::deque<Fd> fds_;  // that came with responses

@@ -23,6 +23,7 @@ namespace {
 constexpr size_t kPendingMax = 64;
 constexpr size_t kReceiveBytes = 64 * 1024;
 constexpr int kRequestsPerTurn = 8;
+constexpr unsigned kHeldMax = 4;
 
 // The descriptors of one request that passed their check, as both sides of a process_vm call.
 struct Pieces {
@@ -230,6 +231,11 @@ void ShmServerLane::unmap_locked(uint64_t key) {
 }
 
 void ShmServerLane::respond_locked(const shm::CopyResponse &response, std::shared_ptr<const Fd> fd) {
+  queue_locked(response, std::move(fd));
+  flush_locked();
+}
+
+void ShmServerLane::queue_locked(const shm::CopyResponse &response, std::shared_ptr<const Fd> fd) {
   shm::CopyResponse framed = response;
   framed.header.magic = shm::kResponseMagic;
   framed.header.count = static_cast<uint32_t>(framed.failed.size());
@@ -238,7 +244,6 @@ void ShmServerLane::respond_locked(const shm::CopyResponse &response, std::share
   if (out_.empty() || fd != nullptr || out_.back().fd != nullptr) out_.emplace_back();
   shm::encode(framed, &out_.back().bytes);
   out_.back().fd = std::move(fd);
-  flush_locked();
 }
 
 void ShmServerLane::flush_locked() {
@@ -270,7 +275,7 @@ void ShmServerLane::flush_locked() {
 
 void ShmServerLane::watch_locked() {
   if (ended_) return;
-  uint32_t want = out_.empty() ? 0u : EPOLLOUT;
+  uint32_t want = out_.empty() || held_ > 0 ? 0u : EPOLLOUT;
   // Requests wait while there are enough, and while the client does not take its answers.
   if (closed_ || (pending_.size() < kPendingMax && out_.size() < kPendingMax)) want |= EPOLLIN;
   if (want == watched_) return;
@@ -293,7 +298,13 @@ void ShmServerLane::work() {
     std::lock_guard lock(mutex_);
     if (--working_ == 0) quiet_.notify_all();
     if (closed_) return;
-    if (served) respond_locked(response, nullptr);
+    if (served) {
+      // Waking the client costs as much as a small copy, so answers to large ones wait for each other.
+      const bool hold = request.header.bytes >= kBulkBytes && (working_ > 0 || !pending_.empty()) && held_ < kHeldMax;
+      held_ = hold ? held_ + 1 : 0;
+      queue_locked(response, nullptr);
+      if (!hold) flush_locked();
+    }
     watch_locked();
   }
   io_.post([weak = weak_from_this()] {
@@ -325,19 +336,24 @@ bool ShmServerLane::copy(const shm::CopyRequest &request, shm::CopyResponse *ans
   if (!response.failed.empty()) engine_.stats.requests_refused.fetch_add(response.failed.size());
   if (!table_->begin_service()) return false;
   uint64_t moved_bytes = 0;
-  std::vector<uint8_t> moved(pieces.desc.size(), 0);
+  if (digest) response.digests.assign(request.descs.size(), 0);
   for (size_t at = 0; at < pieces.desc.size();) {
-    const size_t n = pieces.desc.size() - at;
+    // With digests no more at a time than stays in the cache until it is hashed.
+    size_t n = 0;
+    for (uint64_t bytes = 0; at + n < pieces.desc.size() && (!digest || bytes < kDigestLeafBytes); ++n) {
+      bytes += pieces.ours[at + n].iov_len;
+    }
     const ssize_t got = write ? process_vm_readv(pid_, &pieces.ours[at], n, &pieces.theirs[at], n, 0)
                               : process_vm_writev(pid_, &pieces.ours[at], n, &pieces.theirs[at], n, 0);
     const int err = got < 0 ? errno : 0;
     auto left = static_cast<uint64_t>(got < 0 ? 0 : got);
-    while (at < pieces.desc.size() && left >= pieces.ours[at].iov_len) {
-      left -= pieces.ours[at].iov_len;
-      moved_bytes += pieces.ours[at].iov_len;
-      moved[at++] = 1;
+    for (; n > 0 && left >= pieces.ours[at].iov_len; --n, ++at) {
+      const iovec &piece = pieces.ours[at];
+      left -= piece.iov_len;
+      moved_bytes += piece.iov_len;
+      if (digest) response.digests[pieces.desc[at]] = leaf_digest(piece.iov_base, piece.iov_len);
     }
-    if (at == pieces.desc.size()) break;
+    if (n == 0) continue;
     if (err == EPERM || err == ESRCH) {
       for (; at < pieces.desc.size(); ++at) response.failed.push_back({pieces.desc[at], MP_TRANSPORT_UNAVAILABLE});
       break;
@@ -348,14 +364,6 @@ bool ShmServerLane::copy(const shm::CopyRequest &request, shm::CopyResponse *ans
   table_->end_service();
   // The number could have been given to another process meanwhile; then the bytes were not the client's.
   if (exited(pidfd_)) return false;
-  if (digest) {
-    // Of what lies in the region, while it is in the cache.
-    response.digests.assign(request.descs.size(), 0);
-    for (size_t i = 0; i < pieces.desc.size(); ++i) {
-      if (moved[i] != 0)
-        response.digests[pieces.desc[i]] = leaf_digest(pieces.ours[i].iov_base, pieces.ours[i].iov_len);
-    }
-  }
   checker.reset();
   std::sort(response.failed.begin(), response.failed.end(),
             [](const auto &a, const auto &b) { return a.desc < b.desc; });

@@ -44,6 +44,7 @@ class ShmServerLane final : public Handler, public ServerLane, public std::enabl
   void map_locked(uint64_t key);
   void unmap_locked(uint64_t key);
   void respond_locked(const shm::CopyResponse &response, std::shared_ptr<const Fd> fd);
+  void queue_locked(const shm::CopyResponse &response, std::shared_ptr<const Fd> fd);
   void flush_locked();
   void watch_locked();
   void work();
@@ -69,6 +70,7 @@ class ShmServerLane final : public Handler, public ServerLane, public std::enabl
   uint32_t watched_ = 0;
   std::string in_;
   std::deque<Outgoing> out_;
+  unsigned held_ = 0;  // answers in out_ that wait for more
   std::shared_ptr<UseTable> table_;
   pid_t pid_ = -1;  // of the client
   Fd pidfd_;
