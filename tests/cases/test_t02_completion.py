@@ -23,13 +23,20 @@ NBYTES = 32 << 20
 
 
 @pytest.mark.parametrize("nbytes", [64, 4096, 1 << 20])
-def test_bytes_that_only_lie_in_the_receivers_socket_are_not_written(open_engine: OpenEngine, nbytes: int) -> None:
-    """All of it fits into the kernel's buffers, so the sender has long sent everything; but nobody has applied it."""
-    client = open_engine(listen=None, transports="tcp")
-    with Target({"kv": nbytes}, transports="tcp") as target:
+@pytest.mark.parametrize("transports", ["tcp", "shm"])
+def test_bytes_that_only_lie_in_the_receivers_socket_are_not_written(
+    open_engine: OpenEngine, transports: str, nbytes: int
+) -> None:
+    """All of it fits into the kernel's buffers, so the sender has long sent everything; but nobody has applied it.
+
+    Over shm it is the request to copy that lies there.
+    """
+    client = open_engine(listen=None, transports=transports)
+    with Target(transports=transports) as target:
+        target.add("kv", nbytes, "copied")
         peer = client.connect(target.address)
         local = client.allocate(nbytes)
-        client.read(peer, local, peer.regions["kv"]).wait()
+        client.read(peer, local, peer.regions.wait("kv", 90.0)).wait()
         fill(local, seed=1)
         target.pause()
         transfer = client.write(peer, local, peer.regions["kv"])
@@ -41,12 +48,29 @@ def test_bytes_that_only_lie_in_the_receivers_socket_are_not_written(open_engine
         peer.close()
 
 
-def test_the_receiver_is_killed_in_the_middle_of_a_write(open_engine: OpenEngine) -> None:
-    client = open_engine(listen=None, transports="tcp")
-    with Target({"kv": NBYTES}, transports="tcp") as target:
+def test_a_write_into_shared_memory_is_in_place_although_its_owner_is_stopped(open_engine: OpenEngine) -> None:
+    """The writer puts the bytes there by itself, so that it may say so."""
+    client = open_engine(listen=None, transports="shm")
+    with Target({"kv": NBYTES}, transports="shm") as target:
         peer = client.connect(target.address)
         local = client.allocate(NBYTES)
         client.read(peer, local, peer.regions["kv"], 0, 0, 64).wait()
+        fill(local, seed=1)
+        target.pause()
+        client.write(peer, local, peer.regions["kv"]).wait()
+        target.resume()
+        assert target.ask("content", name="kv", offset=0, length=NBYTES) == pattern(NBYTES, seed=1).hex()
+        peer.close()
+
+
+@pytest.mark.parametrize("transports", ["tcp", "shm"])
+def test_the_receiver_is_killed_in_the_middle_of_a_write(open_engine: OpenEngine, transports: str) -> None:
+    client = open_engine(listen=None, transports=transports)
+    with Target(transports=transports) as target:
+        target.add("kv", NBYTES, "copied")
+        peer = client.connect(target.address)
+        local = client.allocate(NBYTES)
+        client.read(peer, local, peer.regions.wait("kv", 90.0), 0, 0, 64).wait()
         target.pause()
         whole = client.write(peer, local, peer.regions["kv"])
         offsets = np.arange(0, NBYTES, 4096)
@@ -68,12 +92,15 @@ def test_the_receiver_is_killed_in_the_middle_of_a_write(open_engine: OpenEngine
 
 
 @pytest.mark.parametrize("round_", range(6))
-def test_whatever_was_reported_written_is_there(open_engine: OpenEngine, tmp_path: Path, round_: int) -> None:
+@pytest.mark.parametrize("transports", ["tcp", "shm"])
+def test_whatever_was_reported_written_is_there(
+    open_engine: OpenEngine, tmp_path: Path, transports: str, round_: int
+) -> None:
     """Killed at any moment, the receiver holds every byte that was reported: its memory is a file that outlives it."""
     file = tmp_path / "memory"
     file.write_bytes(bytes(NBYTES))
-    client = open_engine(listen=None, transports="tcp")
-    with Target(transports="tcp") as target:
+    client = open_engine(listen=None, transports=transports)
+    with Target(transports=transports) as target:
         target.ask("register_file", name="kv", path=str(file), nbytes=NBYTES)
         peer = client.connect(target.address)
         remote = peer.regions.wait("kv", 90.0)

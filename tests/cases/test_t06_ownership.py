@@ -15,8 +15,19 @@ import pytest
 from engine_testing.fixtures import OpenEngine, Pair
 from engine_testing.leaks import eventually
 from engine_testing.patterns import fill, pattern
+from engine_testing.processes import Target
 
-from moonpool.transfer_engine import DeadlineError, RegionBusyError, TransferState, WaitTimeoutError
+from moonpool.transfer_engine import (
+    DeadlineError,
+    Peer,
+    PeerLostError,
+    Region,
+    RegionBusyError,
+    RemoteRegion,
+    TransferEngine,
+    TransferState,
+    WaitTimeoutError,
+)
 from moonpool.transfer_engine.testing import FaultProxy
 
 NBYTES = 16 << 20
@@ -109,3 +120,72 @@ def test_an_expired_deadline_says_whether_the_buffers_are_free(halfway: tuple[Pa
     assert expiring.state is TransferState.EXPIRED
     transfer.wait()
     pair.local.release()
+
+
+# ---------------------------------------------------------------- the same over shm: the owner of the region is stopped
+
+
+Stopped = tuple[TransferEngine, Peer, Region, RemoteRegion, Target]
+
+
+@pytest.fixture
+def stopped(open_engine: OpenEngine) -> Iterator[Stopped]:
+    """A client whose peer has registered memory, which it copies itself, and does not get to it."""
+    client = open_engine("client", transports="shm", listen=None)
+    with Target(transports="shm") as target:
+        target.add("kv", NBYTES, "copied")
+        peer = client.connect(target.address)
+        local, remote = client.allocate(NBYTES), peer.regions.wait("kv", 90.0)
+        client.read(peer, local, remote, 0, 0, 64).wait()
+        target.pause()
+        yield client, peer, local, remote, target
+        target.resume()
+        peer.close()
+
+
+@pytest.mark.parametrize("op", ["read", "write"])
+def test_over_shm_the_buffers_stay_owned_until_the_owner_has_answered(stopped: Stopped, op: str) -> None:
+    client, peer, local, remote, target = stopped
+    transfer = getattr(client, op)(peer, local, remote)
+    with pytest.raises(WaitTimeoutError):
+        transfer.wait(timeout=0.05)
+    with pytest.raises(RegionBusyError):
+        local.release()
+    with pytest.raises(WaitTimeoutError, match="not settled in time"):
+        transfer.cancel(timeout=0.05)
+    assert not transfer.settled
+    with pytest.raises(RegionBusyError):
+        local.release()
+    target.resume()
+    assert transfer.cancel() in (TransferState.STOPPED, TransferState.COMPLETED)
+    memoryview(local)[:] = b"\xa5" * NBYTES
+    # Whatever was still under way would have come before the answer to this.
+    client.read(peer, client.allocate(64), remote, 0, 0, 64).wait()
+    assert bytes(local) == b"\xa5" * NBYTES
+    assert b"\xa5" * 64 not in bytes.fromhex(target.ask("content", name="kv", offset=0, length=NBYTES))
+    local.release()
+
+
+@pytest.mark.parametrize("op", ["read", "write"])
+def test_over_shm_an_expired_deadline_says_whether_the_buffers_are_free(stopped: Stopped, op: str) -> None:
+    client, peer, local, remote, target = stopped
+    transfer = getattr(client, op)(peer, local, remote, deadline=0.05)
+    with pytest.raises((DeadlineError, WaitTimeoutError)):
+        transfer.wait(timeout=1.0)
+    assert not transfer.settled
+    target.resume()
+    assert eventually(lambda: transfer.settled)
+    assert transfer.state in (TransferState.EXPIRED, TransferState.COMPLETED)
+    local.release()
+
+
+@pytest.mark.parametrize("op", ["read", "write"])
+def test_over_shm_the_death_of_the_owner_gives_the_buffers_back(stopped: Stopped, op: str) -> None:
+    client, peer, local, remote, target = stopped
+    transfer = getattr(client, op)(peer, local, remote)
+    target.kill()
+    with pytest.raises(PeerLostError):
+        transfer.wait()
+    transfer.cancel()
+    assert transfer.settled
+    local.release()

@@ -20,9 +20,10 @@ NBYTES = 1 << 20
 
 
 @pytest.mark.parametrize("op", ["read", "write"])
-def test_every_kind_of_bad_item_beside_good_ones(open_engine: OpenEngine, op: str) -> None:
-    client = open_engine(listen=None, transports="tcp")
-    with Target({"kv": NBYTES, "gone": 4096}, transports="tcp") as target:
+@pytest.mark.parametrize("transports", ["tcp", "shm"])
+def test_every_kind_of_bad_item_beside_good_ones(open_engine: OpenEngine, op: str, transports: str) -> None:
+    client = open_engine(listen=None, transports=transports)
+    with Target({"kv": NBYTES, "gone": 4096}, transports=transports) as target:
         target.ask("register", name="constant", nbytes=4096, writable=False)
         peer = client.connect(target.address)
         kv, gone = peer.regions["kv"], peer.regions["gone"]
@@ -68,12 +69,17 @@ def test_every_kind_of_bad_item_beside_good_ones(open_engine: OpenEngine, op: st
         peer.close()
 
 
-def test_a_region_released_during_the_transfer_spoils_its_items_only(open_engine: OpenEngine) -> None:
+@pytest.mark.parametrize(("transports", "kind"), [("tcp", "copied"), ("shm", "copied"), ("shm", "mapped")])
+def test_a_region_released_during_the_transfer_spoils_its_items_only(
+    open_engine: OpenEngine, transports: str, kind: str
+) -> None:
     """The client cannot know yet, so the target refuses item by item."""
-    client = open_engine(listen=None, transports="tcp")
-    with Target({"a": NBYTES, "b": NBYTES}, transports="tcp") as target:
+    client = open_engine(listen=None, transports=transports)
+    with Target(transports=transports) as target:
+        target.add("a", NBYTES, kind)
+        target.add("b", NBYTES, kind)
         peer = client.connect(target.address)
-        first, second = peer.regions["a"], peer.regions["b"]
+        first, second = peer.regions.wait("a", 90.0), peer.regions.wait("b", 90.0)
         local = client.allocate(2 * NBYTES)
         for _ in range(5):
             transfer = client.read(
@@ -87,7 +93,7 @@ def test_a_region_released_during_the_transfer_spoils_its_items_only(open_engine
                 statuses = error.statuses
             assert set(statuses[0::2]) == {Status.OK}
             assert set(statuses[1::2]) <= {Status.OK, Status.REGION_RELEASED}
-            target.ask("allocate", name="b", nbytes=NBYTES)
+            target.add("b", NBYTES, kind)
             assert eventually(lambda old=second: peer.regions.get("b") not in (None, old))
             second = peer.regions["b"]
         peer.close()

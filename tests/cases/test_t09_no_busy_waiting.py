@@ -26,14 +26,17 @@ def cpu_seconds() -> float:
     return time.clock_gettime(time.CLOCK_PROCESS_CPUTIME_ID)
 
 
-def test_idle_engines_use_no_cpu(open_engine: OpenEngine) -> None:
+@pytest.mark.parametrize("transports", ["tcp", "shm"])
+def test_idle_engines_use_no_cpu(open_engine: OpenEngine, transports: str) -> None:
     """Connected, with work behind them, on both sides. Anything that spins would use seconds."""
-    client = open_engine(listen=None, transports="tcp")
-    with Target({"kv": 1 << 20}, transports="tcp") as target:
+    client = open_engine(listen=None, transports=transports)
+    with Target({"kv": 1 << 20}, transports=transports) as target:
+        target.add("copied", 1 << 20, "copied")
         peer = client.connect(target.address)
         local = client.allocate(1 << 20)
         for _ in range(100):
             client.read(peer, local, peer.regions["kv"]).wait()
+            client.read(peer, local, peer.regions.wait("copied", 90.0)).wait()
         # What was just awake may look for more work for a moment.
         time.sleep(0.2)
         ours, theirs = cpu_seconds(), target.ask("cpu_seconds")
@@ -42,6 +45,28 @@ def test_idle_engines_use_no_cpu(open_engine: OpenEngine) -> None:
         assert ours < 0.03
         # Answering the question itself takes the target some of its time.
         assert target.ask("cpu_seconds") - theirs < 0.03
+        peer.close()
+
+
+def test_waiting_for_a_stopped_owner_uses_no_core(open_engine: OpenEngine) -> None:
+    """Over shm the owner of registered memory copies, and this one does not."""
+    client = open_engine(listen=None, transports="shm")
+    with Target(transports="shm") as target:
+        target.add("kv", 1 << 20, "copied")
+        peer = client.connect(target.address)
+        local, remote = client.allocate(1 << 20), peer.regions.wait("kv", 90.0)
+        client.read(peer, local, remote).wait()
+        target.pause()
+        transfers = [client.read(peer, local, remote) for _ in range(40)]
+        used = cpu_seconds()
+        for transfer in transfers[:4]:
+            with pytest.raises(WaitTimeoutError):
+                transfer.wait(timeout=0.5)
+        used = cpu_seconds() - used
+        assert used < 0.1
+        target.resume()
+        for transfer in transfers:
+            transfer.wait()
         peer.close()
 
 

@@ -23,13 +23,15 @@ ROUNDS = 60
 SLOT = 1 << 20
 
 
-def test_between_two_processes(open_engine: OpenEngine) -> None:
+@pytest.mark.parametrize(("transports", "kind"), [("tcp", "copied"), ("shm", "copied"), ("shm", "mapped")])
+def test_between_two_processes(open_engine: OpenEngine, transports: str, kind: str) -> None:
     """Each writer fills its slot again and again and announces the byte; the target looks at once."""
-    client = open_engine(listen=None, transports="tcp", lanes=4)
+    client = open_engine(listen=None, transports=transports, lanes=4)
     total = WRITERS * ROUNDS
-    with Target({"kv": WRITERS * SLOT}, transports="tcp") as target:
+    with Target(transports=transports) as target:
+        target.add("kv", WRITERS * SLOT, kind)
         peer = client.connect(target.address)
-        remote = peer.regions["kv"]
+        remote = peer.regions.wait("kv", 90.0)
 
         def write(writer: int) -> None:
             generator = np.random.default_rng(writer)

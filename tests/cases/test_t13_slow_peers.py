@@ -14,6 +14,7 @@ import threading
 from engine_testing import wire
 from engine_testing.fixtures import OpenEngine
 from engine_testing.patterns import fill, pattern
+from engine_testing.processes import Target
 
 from moonpool.transfer_engine import MoonpoolError, TransferState
 from moonpool.transfer_engine.testing import FaultProxy
@@ -49,6 +50,31 @@ def test_a_stalled_peer_delays_no_other(open_engine: OpenEngine) -> None:
         client.close()
         for waiter in waiters:
             waiter.join()
+
+
+def test_an_owner_that_is_stopped_delays_no_other(open_engine: OpenEngine) -> None:
+    """The same over shm: one I/O thread drives both peers, and one of them does not copy."""
+    client = open_engine("client", transports="shm", listen=None, io_threads=1)
+    with Target(transports="shm") as slow_target, Target({"mapped": NBYTES}, transports="shm") as fast_target:
+        slow_target.add("kv", NBYTES, "copied")
+        fast_target.add("kv", NBYTES, "copied")
+        slow, fast = client.connect(slow_target.address), client.connect(fast_target.address)
+        local, other = client.allocate(NBYTES), client.allocate(NBYTES)
+        slow_remote = slow.regions.wait("kv", 90.0)
+        client.read(slow, other, slow_remote).wait()
+        slow_target.pause()
+        stuck = [client.read(slow, other, slow_remote) for _ in range(20)]
+        stuck += [client.write(slow, other, slow_remote) for _ in range(20)]
+        for step in range(100):
+            client.read(fast, local, fast.regions.wait("kv", 90.0), 0, 0, 4096 if step % 2 else NBYTES).wait()
+            client.read(fast, local, fast.regions["mapped"], 0, 0, 4096 if step % 2 else NBYTES).wait()
+        assert bytes(local) == pattern(NBYTES)
+        assert all(transfer.state is TransferState.RUNNING for transfer in stuck)
+        slow_target.resume()
+        for transfer in stuck:
+            transfer.wait()
+        slow.close()
+        fast.close()
 
 
 def _wait_until_it_ends(transfer: object) -> None:

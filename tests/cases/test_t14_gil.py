@@ -127,9 +127,10 @@ def test_others_run_while_connecting_again(stalled: Stalled) -> None:
         assert ticker.ticks - before >= TICKS_AT_LEAST
 
 
-def test_others_run_while_memory_is_copied(open_engine: OpenEngine) -> None:
-    """A submission over `local` may copy at once: gigabytes of it must not stop the interpreter."""
-    server, client = open_engine(transports="local"), open_engine(transports="local", listen=None)
+@pytest.mark.parametrize("transports", ["local", "shm"])
+def test_others_run_while_memory_is_copied(open_engine: OpenEngine, transports: str) -> None:
+    """A submission may copy at once: gigabytes of it must not stop the interpreter."""
+    server, client = open_engine(transports=transports), open_engine(transports=transports, listen=None)
     server.allocate(64 << 20, name="kv")
     peer, local = client.connect(server.address or ""), client.allocate(64 << 20)
     with Ticker() as ticker:

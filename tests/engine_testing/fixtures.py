@@ -53,7 +53,7 @@ class Pair:
     remote: RemoteRegion
 
 
-@pytest.fixture(params=["tcp", "local"])
+@pytest.fixture(params=["tcp", "shm", "local"])
 def transport(request: pytest.FixtureRequest) -> str:
     """Every transport that works inside one process."""
     transport: str = request.param

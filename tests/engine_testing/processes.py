@@ -9,6 +9,7 @@ import selectors
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -28,12 +29,15 @@ class Program:
 
     Args:
         module: its name; it gets `setup` as JSON.
+        before: a command that starts it, such as unshare(1).
     """
 
-    def __init__(self, module: str, setup: dict[str, Any], *, timeout: float = 100.0) -> None:
+    def __init__(
+        self, module: str, setup: dict[str, Any], *, before: Sequence[str] = (), timeout: float = 100.0
+    ) -> None:
         self._timeout = timeout
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, json.dumps(setup)],
+            [*before, sys.executable, "-m", module, json.dumps(setup)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -116,8 +120,25 @@ class Target(Program):
 
     Args:
         regions: name -> length of the regions it allocates, filled with `pattern`.
+        place: where it runs (`engine_testing.places`), when that is not beside the test.
         options: keyword arguments of its `TransferEngine`.
     """
 
-    def __init__(self, regions: dict[str, int] | None = None, *, timeout: float = 100.0, **options: Any) -> None:
-        super().__init__("engine_testing.target", {"regions": regions or {}, "options": options}, timeout=timeout)
+    def __init__(
+        self,
+        regions: dict[str, int] | None = None,
+        *,
+        place: dict[str, Any] | None = None,
+        before: Sequence[str] = (),
+        timeout: float = 100.0,
+        **options: Any,
+    ) -> None:
+        setup = {"regions": regions or {}, "options": options, "place": place or {}}
+        super().__init__("engine_testing.target", setup, before=before, timeout=timeout)
+
+    def add(self, name: str, nbytes: int, kind: str) -> None:
+        """Make a region of memory that the engine allocated (`mapped` over shm) or only registered (`copied`)."""
+        if kind == "mapped":
+            self.ask("allocate", name=name, nbytes=nbytes)
+        else:
+            self.ask("register", name=name, nbytes=nbytes, writable=True)

@@ -13,7 +13,8 @@ from typing import Any
 from engine_testing.fixtures import PATIENT
 from engine_testing.obeying import obey
 from engine_testing.patterns import fill, pattern
-from moonpool.transfer_engine import Peer, Region, TransferEngine
+from engine_testing.places import enter, shared_mappings
+from moonpool.transfer_engine import MoonpoolError, Peer, Region, Transfer, TransferEngine
 
 
 class Commands:
@@ -23,6 +24,7 @@ class Commands:
         self.engine = engine
         self.regions: dict[str, Region] = {}
         self.peers: list[Peer] = []
+        self.transfer: Transfer | None = None
 
     def allocate(self, name: str, nbytes: int) -> None:
         self.regions[name] = self.engine.allocate(nbytes, name)
@@ -68,6 +70,50 @@ class Commands:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return usage.ru_utime + usage.ru_stime
 
+    def connect(self, address: str) -> dict[str, str]:
+        """Connect to another engine. The other commands use the peer that was connected last."""
+        peer = self.engine.connect(address)
+        self.peers.append(peer)
+        return {"path": peer.path, "fallback": peer.fallback}
+
+    def disconnect(self) -> None:
+        self.peers.pop().close()
+
+    def read(self, name: str) -> dict[str, Any]:
+        """Read a whole region of the peer; say whether it is what it was filled with, and which path moved it."""
+        peer = self.peers[-1]
+        remote = peer.regions.wait(name, 90.0)
+        local = self.engine.allocate(remote.nbytes)
+        before = self._moved()
+        self.engine.read(peer, local, remote).wait()
+        paths = [path for path, nbytes in self._moved().items() if nbytes > before[path]]
+        return {"intact": bytes(local) == pattern(local.nbytes), "paths": paths}
+
+    def _moved(self) -> dict[str, int]:
+        return {path: counters["read_bytes"] for path, counters in self.engine.stats()["paths"].items()}
+
+    def begin_write(self, name: str, block: int) -> None:
+        """Begin to fill a region of the peer with the pattern of seed 1, in blocks that have a status of their own."""
+        peer = self.peers[-1]
+        remote = peer.regions.wait(name, 90.0)
+        local = self.engine.allocate(remote.nbytes)
+        fill(local, seed=1)
+        blocks = [(local, at, remote, at, block) for at in range(0, remote.nbytes, block)]
+        self.transfer = self.engine.write(peer, blocks)
+
+    def end_write(self) -> dict[str, Any]:
+        """Wait for it, and give back its state and the status of each block."""
+        assert self.transfer is not None
+        error = ""
+        try:
+            self.transfer.wait()
+        except MoonpoolError as caught:
+            error = f"{type(caught).__name__}: {caught}"
+        return {"state": self.transfer.state.name, "statuses": list(self.transfer.statuses), "error": error}
+
+    def shared_mappings(self) -> int:
+        return shared_mappings()
+
     def connect_many(self, address: str, count: int, name: str) -> int:
         """Connect `count` engines to `address` at once; return how many then read the right bytes, all together."""
         engines = [
@@ -94,6 +140,7 @@ class Commands:
 
 def main() -> None:
     setup = json.loads(sys.argv[1])
+    enter(**setup["place"])
     with TransferEngine("target", **{"listen": "127.0.0.1:0", **PATIENT, **setup["options"]}) as engine:
         commands = Commands(engine)
         for name, nbytes in setup["regions"].items():
