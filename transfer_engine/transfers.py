@@ -37,7 +37,8 @@ class TransferState(enum.IntEnum):
     #: Its deadline passed, and nothing can write its buffers any more.
     EXPIRED = 4
     #: Failed, cancelled or expired, but the far side may still write: the buffers stay owned. Becomes one of FAILED,
-    #: STOPPED, EXPIRED once the far side is known to have stopped.
+    #: STOPPED, EXPIRED once the far side is known to have stopped, or COMPLETED when its late answer says that all is in
+    #: place.
     UNSETTLED = 5
 
 
@@ -99,9 +100,13 @@ class Transfer(_native.Transfer):
                 buffers are still owned (state UNSETTLED), call `cancel` before using them again.
         """
         state = self._wait(timeout)
-        if state != _COMPLETED:
-            raise self._exception(state)
-        return self
+        if state == _COMPLETED:
+            return self
+        error = self._exception(state)
+        # The answer to a transfer that was not settled may have come since, and it is known to be in place after all.
+        if self._state_now() == _COMPLETED:
+            return self
+        raise error
 
     def result(self, timeout: float | None = None) -> bytes:
         """Wait as `wait` does, and return one `Status` number per item: all of them are `Status.OK`.
@@ -160,7 +165,10 @@ class Transfer(_native.Transfer):
     def error(self) -> MoonpoolError | None:
         """The exception that `wait` raises, or None while the transfer runs and when it has completed."""
         state = self._state_now()
-        return None if state in (_RUNNING, _COMPLETED) else self._exception(state)
+        if state in (_RUNNING, _COMPLETED):
+            return None
+        error = self._exception(state)
+        return None if self._state_now() == _COMPLETED else error
 
     def __await__(self) -> Generator[Any, None, Transfer]:
         # Imported late: asyncio takes longer to load than all of the engine.

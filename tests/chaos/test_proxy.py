@@ -19,6 +19,7 @@ from moonpool.transfer_engine import (
     AddressError,
     ClosedError,
     ConnectError,
+    DeadlineError,
     DigestMismatchError,
     InvalidArgumentError,
     Peer,
@@ -168,6 +169,21 @@ def test_a_stall_after_so_many_bytes_is_announced(behind: Behind) -> None:
     behind.network.resume()
     assert not behind.network.stalled.is_set()
     transfer.wait()
+
+
+def test_a_write_whose_answer_comes_after_its_deadline_is_known_to_be_in_place(behind: Behind) -> None:
+    behind.read()
+    behind.network.stall()
+    fill(behind.local, seed=1)
+    transfer = behind.client.write(behind.peer, behind.local, behind.remote, 0, 0, 64, deadline=0.1)
+    with pytest.raises(DeadlineError):
+        transfer.wait()
+    assert transfer.state is TransferState.UNSETTLED
+    behind.network.resume()
+    assert transfer.cancel() is TransferState.COMPLETED
+    assert transfer.error is None
+    assert transfer.wait().statuses == bytes(1)
+    assert bytes(behind.region)[:64] == pattern(NBYTES, 1)[:64]
 
 
 def test_delayed_lanes_still_bring_the_right_bytes(behind: Behind) -> None:

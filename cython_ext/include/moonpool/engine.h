@@ -247,7 +247,8 @@ typedef enum mp_transfer_state {
   MP_STOPPED = 3,   /* cancelled, and nothing can write its buffers any more */
   MP_EXPIRED = 4,   /* its deadline passed, and nothing can write its buffers any more */
   MP_UNSETTLED = 5  /* failed, cancelled or expired, but the far side may still write: buffers stay owned. Becomes
-                       one of FAILED, STOPPED, EXPIRED when the far side is known to have stopped */
+                       one of FAILED, STOPPED, EXPIRED when the far side is known to have stopped, or COMPLETED when
+                       its late answer says that everything is in place */
 } mp_transfer_state;
 
 /* Submits one batch. Never blocks on the network. A bad item gets its own status and does not hide the others;
