@@ -37,8 +37,8 @@ class TransferState(enum.IntEnum):
     #: Its deadline passed, and nothing can write its buffers any more.
     EXPIRED = 4
     #: Failed, cancelled or expired, but the far side may still write: the buffers stay owned. Becomes one of FAILED,
-    #: STOPPED, EXPIRED once the far side is known to have stopped, or COMPLETED when its late answer says that all is in
-    #: place.
+    #: STOPPED, EXPIRED once the far side is known to have stopped, or COMPLETED when its late answer says that all is
+    #: in place.
     UNSETTLED = 5
 
 
