@@ -71,7 +71,12 @@ mp_status Region::share(std::shared_ptr<UseTable> table, uint32_t slot, std::sha
 
 void Region::unshare(const UseTable &table) {
   std::lock_guard lock(mutex_);
-  std::erase_if(shares_, [&](const Share &share) { return share.table.get() == &table; });
+  std::erase_if(shares_, [&](const Share &share) {
+    if (share.table.get() != &table) return false;
+    // A release that waits for it need not wait for one who is gone.
+    share.table->end_uses(share.slot);
+    return true;
+  });
 }
 
 void Region::stop_sharing(int64_t until) {
@@ -82,7 +87,9 @@ void Region::stop_sharing(int64_t until) {
   }
   for (const Share &share : shares) share.table->withdraw(share.slot);
   bool quiet = true;
-  for (const Share &share : shares) quiet = share.table->wait_unused(share.slot, until) && quiet;
+  for (const Share &share : shares) {
+    quiet = (share.table->wait_unused(share.slot, until) || share.table->abandon(share.slot)) && quiet;
+  }
   if (!quiet) memory->detach();
   std::lock_guard lock(mutex_);
   if (memory != nullptr) memory->forget_fd();

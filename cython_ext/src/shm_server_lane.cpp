@@ -22,6 +22,7 @@ namespace {
 // More requests than this wait in the socket: a client that sends them without end fills its own buffer.
 constexpr size_t kPendingMax = 64;
 constexpr size_t kReceiveBytes = 64 * 1024;
+constexpr size_t kSendBytes = 64 * 1024;
 constexpr int kRequestsPerTurn = 8;
 constexpr unsigned kHeldMax = 4;
 
@@ -100,7 +101,9 @@ void ShmServerLane::end_locked() {
   io_.remove(*this);
   fd_.reset();
   pidfd_.reset();
-  for (auto &entry : shared_) entry.second.region->unshare(*table_);
+  for (auto &entry : shared_) {
+    if (const auto region = entry.second.region.lock()) region->unshare(*table_);
+  }
   shared_.clear();
 }
 
@@ -225,7 +228,7 @@ void ShmServerLane::map_locked(uint64_t key) {
 void ShmServerLane::unmap_locked(uint64_t key) {
   const auto it = shared_.find(key);
   if (it == shared_.end()) return;
-  it->second.region->unshare(*table_);
+  if (const auto region = it->second.region.lock()) region->unshare(*table_);
   free_slots_.push_back(it->second.slot);
   shared_.erase(it);
 }
@@ -241,7 +244,10 @@ void ShmServerLane::queue_locked(const shm::CopyResponse &response, std::shared_
   framed.header.count = static_cast<uint32_t>(framed.failed.size());
   if (framed.header.type == shm::kCopied) framed.header.value = static_cast<uint32_t>(framed.digests.size());
   // A descriptor travels with the first byte of its frame, so such a frame is a message of its own.
-  if (out_.empty() || fd != nullptr || out_.back().fd != nullptr) out_.emplace_back();
+  // So is one that follows many bytes, because it is messages that are counted while a client takes none.
+  if (out_.empty() || fd != nullptr || out_.back().fd != nullptr || out_.back().bytes.size() >= kSendBytes) {
+    out_.emplace_back();
+  }
   shm::encode(framed, &out_.back().bytes);
   out_.back().fd = std::move(fd);
 }

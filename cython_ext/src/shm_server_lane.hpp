@@ -57,7 +57,7 @@ class ShmServerLane final : public Handler, public ServerLane, public std::enabl
     std::shared_ptr<const Fd> fd;
   };
   struct Shared {
-    std::shared_ptr<Region> region;
+    std::weak_ptr<Region> region;  // its memory goes with its owner's last handle, whatever the client keeps
     uint32_t slot;
   };
 

@@ -52,17 +52,32 @@ bool UseTable::begin_use(uint32_t slot) {
   return false;
 }
 
-void UseTable::end_use(uint32_t slot) {
-  if (word(slot).fetch_sub(1) == (kWithdrawn | 1)) futex_wake(word(slot));
+bool UseTable::end_use(uint32_t slot) {
+  const uint32_t before = word(slot).fetch_sub(1);
+  if ((before & kWithdrawn) != 0 && (before & kCount) == 1) futex_wake(word(slot));
+  return (before & kAbandoned) == 0;
 }
 
 bool UseTable::wait_unused(uint32_t slot, int64_t until) {
   for (;;) {
     const uint32_t seen = word(slot).load();
-    if ((seen & ~kWithdrawn) == 0) return true;
+    if ((seen & kCount) == 0) return true;
     if (now_ns() >= until) return false;
     futex_wait(word(slot), seen, until);
   }
+}
+
+bool UseTable::abandon(uint32_t slot) {
+  uint32_t seen = word(slot).load();
+  while ((seen & kCount) != 0) {
+    if (word(slot).compare_exchange_weak(seen, seen | kAbandoned)) return false;
+  }
+  return true;
+}
+
+void UseTable::end_uses(uint32_t slot) {
+  word(slot).store(kWithdrawn);
+  futex_wake(word(slot));
 }
 
 bool UseTable::begin_service() {

@@ -27,12 +27,17 @@ class UseTable {
   void reset(uint32_t slot) { word(slot).store(0); }
   // The client, around each copy. False: the region was withdrawn, hands off.
   bool begin_use(uint32_t slot);
-  void end_use(uint32_t slot);
+  // False: the owner did not wait for it, and what was copied went nowhere or came from nowhere.
+  bool end_use(uint32_t slot);
   // The owner: no use begins any more.
   void withdraw(uint32_t slot) { word(slot).fetch_or(kWithdrawn); }
-  bool used(uint32_t slot) const { return (word(slot).load() & ~kWithdrawn) != 0; }
+  bool used(uint32_t slot) const { return (word(slot).load() & kCount) != 0; }
   // Until it is unused or `until`; true when unused.
   bool wait_unused(uint32_t slot, int64_t until);
+  // After a withdrawal: what is in use from now on is void. True when nothing is.
+  bool abandon(uint32_t slot);
+  // The client has ended, or has said that it uses it no more: whoever waits for it need not.
+  void end_uses(uint32_t slot);
 
   // ---- the client's own memory
   // The owner, around each copy. False: the client has revoked its memory, hands off.
@@ -44,7 +49,7 @@ class UseTable {
 
  private:
   struct alignas(64) Slot {
-    std::atomic<uint32_t> uses;  // and kWithdrawn
+    std::atomic<uint32_t> uses;  // and the flags below
   };
   struct Page {
     alignas(64) std::atomic<uint32_t> revoked;
@@ -53,7 +58,7 @@ class UseTable {
   };
   static_assert(std::atomic<uint32_t>::is_always_lock_free, "shared between processes");
   // Part of the counter, so that counting and refusing is one step.
-  static constexpr uint32_t kWithdrawn = 1u << 31;
+  static constexpr uint32_t kWithdrawn = 1u << 31, kAbandoned = 1u << 30, kCount = kAbandoned - 1;
 
   std::atomic<uint32_t> &word(uint32_t slot) const { return page_->slots[slot].uses; }
 

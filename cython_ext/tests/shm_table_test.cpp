@@ -80,6 +80,30 @@ TEST_F(Table, AWaitEndsWithTheLastUse) {
   EXPECT_TRUE(waiting.get());
 }
 
+TEST_F(Table, WhoeverWasNotWaitedForIsTold) {
+  ASSERT_TRUE(client_->begin_use(3));
+  ASSERT_TRUE(client_->begin_use(3));
+  EXPECT_TRUE(client_->end_use(3));
+  owner_->withdraw(3);
+  EXPECT_FALSE(owner_->abandon(3));
+  EXPECT_TRUE(owner_->used(3));
+  EXPECT_FALSE(client_->begin_use(3));
+  EXPECT_FALSE(client_->end_use(3));
+  EXPECT_FALSE(owner_->used(3));
+  // Nobody was left behind here.
+  owner_->withdraw(4);
+  EXPECT_TRUE(owner_->abandon(4));
+}
+
+TEST_F(Table, AWaitEndsWithTheClient) {
+  ASSERT_TRUE(client_->begin_use(3));
+  owner_->withdraw(3);
+  auto waiting = std::async(std::launch::async, [this] { return owner_->wait_unused(3, now_ns() + kPatienceNs); });
+  owner_->end_uses(3);
+  EXPECT_TRUE(waiting.get());
+  EXPECT_FALSE(client_->begin_use(3));
+}
+
 // The promise of the table: once the owner has waited, nobody is in there.
 TEST_F(Table, WithdrawalsAgainstUsersInOtherThreads) {
   for (uint32_t slot = 0; slot < 300; ++slot) {

@@ -48,7 +48,10 @@ bool receive_message(int fd, ControlMessage *message) {
 // ---------------------------------------------------------------- client
 
 Fd RawClient::open(wire::Kind kind, const Id128 &session, uint64_t lane_id) {
-  Fd fd = connect_to_loopback(port_);
+  return open_over(connect_to_loopback(port_), kind, session, lane_id);
+}
+
+Fd RawClient::open_over(Fd fd, wire::Kind kind, const Id128 &session, uint64_t lane_id) {
   wire::Hello hello = make_hello(kind, secret_);
   hello.incarnation = incarnation_;
   hello.session = session;
@@ -77,6 +80,7 @@ bool RawClient::open_control() {
   ControlMessage message;
   while (receive_message(control_.get(), &message)) {
     if (message.type == wire::kSync) return true;
+    if (message.type == wire::kOffer && !wire::decode_offer(message.body, &offers_)) return false;
     if (message.type != wire::kRegions) continue;
     std::vector<wire::RegionRecord> records;
     if (!wire::decode_regions(message.body, &records)) return false;

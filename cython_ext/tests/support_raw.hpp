@@ -38,6 +38,8 @@ class RawClient {
   // Both return an empty descriptor when the server refuses; status() says why.
   Fd open(wire::Kind kind, const Id128 &session, uint64_t lane_id);
   Fd open_lane(uint64_t lane_id) { return open(wire::kLane, session_, lane_id); }
+  // The same over a connection that is there already.
+  Fd open_over(Fd fd, wire::Kind kind, const Id128 &session, uint64_t lane_id);
   // Opens the control connection and reads what the server announces.
   bool open_control();
 
@@ -47,6 +49,7 @@ class RawClient {
   const std::string &message() const { return message_; }
   uint64_t key(const std::string &name) const { return keys_.at(name); }
   const Id128 &session() const { return session_; }
+  const std::vector<wire::Offer> &offers() const { return offers_; }
 
  private:
   const uint16_t port_;
@@ -56,6 +59,7 @@ class RawClient {
   Fd control_;
   Id128 session_{};
   std::map<std::string, uint64_t> keys_;
+  std::vector<wire::Offer> offers_;
   mp_status status_ = MP_OK;
   std::string message_;
 };
