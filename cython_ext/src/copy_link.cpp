@@ -14,6 +14,16 @@ constexpr uint32_t kDescsPerSlice = 1000;
 // So much is copied about as fast as another thread is woken.
 constexpr uint64_t kInlineBytes = 1u << 20;
 
+class Copying {
+ public:
+  explicit Copying(Engine &engine) : engine_(engine) { engine_.begin_copying(); }
+  ~Copying() { engine_.end_copying(); }
+  Copying(const Copying &) = delete;
+
+ private:
+  Engine &engine_;
+};
+
 }  // namespace
 
 CopyLink::CopyLink(const std::shared_ptr<Peer> &peer, const char *path)
@@ -73,6 +83,7 @@ Error CopyLink::refusal(mp_status status) const {
 
 bool CopyLink::copy_one() {
   Work work;
+  const Copying copying(engine_);  // counted first, so that what is pulled is counted
   if (!queue_.pull(&work)) return false;
   if (work.transfer->stopping()) {
     work.transfer->descs_failed(work.begin, work.end, work.transfer->stop_cause());

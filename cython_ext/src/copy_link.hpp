@@ -28,12 +28,13 @@ class CopyLink : public Link, public std::enable_shared_from_this<CopyLink> {
  protected:
   // Moves every descriptor of `work` and reports each.
   virtual void copy(const Work &work) = 0;
-  // Copies descriptors [begin, end). `resolve(desc, &address)` says where the remote bytes are, or why they may not be
+  // Copies the descriptors. `resolve(desc, &address)` says where the remote bytes are, or why they may not be
   // touched. `release()` is called before anything is reported, because an owner who waits for the end may release the
-  // region right away; what it returns is what became of descriptors that were copied.
+  // region right away; when it returns an error, nothing of `work` counts, and all of it is handed to not_moved().
   template <class Resolve, class Release>
-  void copy_descs(Transfer &transfer, uint32_t begin, uint32_t end, Resolve resolve, Release release);
+  void copy_descs(const Work &work, Resolve resolve, Release release);
   Error refusal(mp_status status) const;
+  virtual void not_moved(Work work, const Error &cause) { fail_work({work}, cause); }
   // The link was closed before the transfer came.
   virtual void turned_away(const std::shared_ptr<Transfer> &transfer);
   // What is queued and was not begun; nothing is taken any more.
@@ -52,7 +53,9 @@ class CopyLink : public Link, public std::enable_shared_from_this<CopyLink> {
 };
 
 template <class Resolve, class Release>
-void CopyLink::copy_descs(Transfer &transfer, uint32_t begin, uint32_t end, Resolve resolve, Release release) {
+void CopyLink::copy_descs(const Work &work, Resolve resolve, Release release) {
+  Transfer &transfer = *work.transfer;
+  const uint32_t begin = work.begin, end = work.end;
   const bool write = transfer.op == MP_WRITE;
   const bool streaming = transfer.bytes >= kStreamingBytes;
   std::vector<uint64_t> digests(transfer.digest ? end - begin : 0);
@@ -73,11 +76,10 @@ void CopyLink::copy_descs(Transfer &transfer, uint32_t begin, uint32_t end, Reso
       copy_bytes(to, from, desc.length, streaming);
     }
   }
-  const Error lost = release();
+  if (const Error lost = release()) return not_moved(work, lost);
   uint32_t at = begin;
   const auto moved_until = [&](uint32_t until) {
-    if (at < until && lost) transfer.descs_failed(at, until, lost);
-    if (at < until && !lost) transfer.descs_done(at, until, transfer.digest ? digests.data() + (at - begin) : nullptr);
+    if (at < until) transfer.descs_done(at, until, transfer.digest ? digests.data() + (at - begin) : nullptr);
     at = until + 1;
   };
   for (const auto &[index, status] : failed) {

@@ -360,12 +360,16 @@ void Engine::close() {
   for (const auto &weak : peers) {
     if (auto peer = weak.lock()) peer->close(cause);
   }
+  // Threads of the application may be copying. They find nothing more to do, because every link has been shut down.
+  for (uint32_t n = copying_.load(); n != 0; n = copying_.load()) copying_.wait(n);
   for (const auto &acceptor : acceptors_) acceptor->stop();
   for (const auto &session : sessions) session->close();
+  // One patience for all of them: a client that was stopped may have been at work in many.
+  const int64_t until = now_ns() + int64_t{config.progress_timeout_ms} * kMillisecond;
   for (const auto &region : regions.all()) {
     region->release_for_good();
     region->wait_unserved();
-    region->stop_sharing(now_ns() + int64_t{config.progress_timeout_ms} * kMillisecond);
+    region->stop_sharing(until);
   }
   for (const auto &io : io_) io->stop();
   // What the threads had not got to, such as the last words of broken lanes.

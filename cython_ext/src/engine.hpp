@@ -68,6 +68,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Starts it: from here on the engine owns it until it ends.
   void run(const std::shared_ptr<Transfer> &transfer);
 
+  // Around copies that this process makes itself, by whatever thread: closing waits for them.
+  void begin_copying() { copying_.fetch_add(1); }
+  void end_copying() {
+    if (copying_.fetch_sub(1) == 1 && closing_.load()) copying_.notify_all();
+  }
+
   IoThread &next_io() { return *io_[next_io_.fetch_add(1) % io_.size()]; }
   size_t io_count() const { return io_.size(); }
   size_t peer_count() const;
@@ -106,6 +112,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::atomic<int64_t> deadline_armed_{kNever};
   std::vector<std::shared_ptr<Acceptor>> acceptors_;
   std::atomic<bool> closing_{false};
+  std::atomic<uint32_t> copying_{0};
 
   // Held while regions change, so that a session hears of every region exactly once.
   std::mutex announce_mutex_;

@@ -107,6 +107,8 @@ void IoThread::remove(Handler &handler) {
   removed_.push_back(std::move(it->second));
   handlers_.erase(it);
   has_removed_.store(true);
+  // It may own a lot, such as the memory of a peer that is gone; a loop that sleeps would keep it.
+  if (sleeping_.load()) wake();
 }
 
 void IoThread::post(std::function<void()> call) {
@@ -190,7 +192,7 @@ int IoThread::wait_for_events(epoll_event *events, int capacity, int64_t next_ti
     }
   }
   sleeping_.store(true);
-  if (has_posted_.load() || stopping_.load()) {
+  if (has_posted_.load() || has_removed_.load() || stopping_.load()) {
     sleeping_.store(false);
     return 0;
   }

@@ -25,7 +25,7 @@ class LocalLink final : public CopyLink {
     const bool write = work.transfer->op == MP_WRITE;
     RequestChecker checker(target->regions);
     copy_descs(
-        *work.transfer, work.begin, work.end,
+        work,
         [&](const Desc &desc, uint8_t **remote) {
           return checker.check({desc.key, desc.offset, desc.length}, write, remote);
         },

@@ -69,10 +69,13 @@ class ShmLink::Uses {
     return MP_OK;
   }
 
-  void end() {
-    for (const MappedPtr &mapped : used_) link_.table_->end_use(mapped->slot);
+  // False when an owner did not wait for them, because this process was stopped for long.
+  bool end() {
+    bool valid = true;
+    for (const MappedPtr &mapped : used_) valid = link_.table_->end_use(mapped->slot) && valid;
     used_.clear();
     last_ = nullptr;
+    return valid;
   }
 
  private:
@@ -138,6 +141,7 @@ void ShmLink::submit(const std::shared_ptr<Transfer> &transfer) {
     std::lock_guard lock(mutex_);
     ended = ended_;
     if (!ended) {
+      if (waiting_.empty() && sent_.empty()) progress_at_ = now_ns();
       waiting_.push_back(transfer);
       for (const uint64_t key : keys) {
         std::shared_lock regions(regions_mutex_);
@@ -154,7 +158,8 @@ void ShmLink::submit(const std::shared_ptr<Transfer> &transfer) {
 
 // The peer copies: at least one of its regions cannot be mapped here.
 void ShmLink::request(const std::shared_ptr<Transfer> &transfer) {
-  if (!peer_copies_.load() || !requests_.push(transfer, engine_.config.slice_bytes)) return turned_away(transfer);
+  if (!peer_copies_.load()) return go_elsewhere({whole(transfer)}, not_reached());
+  if (!requests_.push(transfer, engine_.config.slice_bytes)) return turned_away(transfer);
   Todo todo;
   {
     std::lock_guard lock(mutex_);
@@ -164,11 +169,15 @@ void ShmLink::request(const std::shared_ptr<Transfer> &transfer) {
 }
 
 void ShmLink::turned_away(const std::shared_ptr<Transfer> &transfer) {
-  const Error cause = make_error(MP_PEER_LOST, "the connection to the peer ended");
+  go_elsewhere({whole(transfer)}, make_error(MP_PEER_LOST, "the connection to the peer ended"));
+}
+
+// Copied, but perhaps not to or from where it should have been. The copy is over, so it may be done again.
+void ShmLink::not_moved(Work work, const Error &cause) { go_elsewhere({std::move(work)}, cause); }
+
+void ShmLink::go_elsewhere(std::vector<Work> work, const Error &cause) {
   const std::shared_ptr<Peer> peer = peer_.lock();
-  if (peer == nullptr) return transfer->fail(cause);
-  std::vector<Work> work;
-  work.push_back(whole(transfer));
+  if (peer == nullptr) return fail_work(work, cause);
   peer->move_on(std::move(work), cause);
 }
 
@@ -298,12 +307,12 @@ void ShmLink::copy(const Work &work) {
   const bool write = work.transfer->op == MP_WRITE;
   Uses uses(*this);
   copy_descs(
-      *work.transfer, work.begin, work.end,
-      [&](const Desc &desc, uint8_t **remote) { return uses.resolve(desc, write, remote); },
+      work, [&](const Desc &desc, uint8_t **remote) { return uses.resolve(desc, write, remote); },
       [&] {
-        uses.end();
+        if (!uses.end()) return refusal(MP_REGION_RELEASED);
         // The memory outlives its owner, so the copy alone proves nothing.
         if (!hung_up()) return Error{};
+        usable_.store(false);
         Error lost = refusal(MP_PEER_LOST);
         lost.message = "the peer ended while its memory was being used";
         return lost;
@@ -594,9 +603,16 @@ void ShmLink::report(const Work &work, const shm::CopyResponse &response) {
   if (elsewhere.empty()) return;
   // The peer may not reach this process any more.
   peer_copies_.store(false);
-  const Error cause = refusal(MP_TRANSPORT_UNAVAILABLE);
-  if (const std::shared_ptr<Peer> peer = peer_.lock()) return peer->move_on(std::move(elsewhere), cause);
-  fail_work(elsewhere, cause);
+  go_elsewhere(std::move(elsewhere), not_reached());
+}
+
+Error ShmLink::not_reached() const {
+  Error error = refusal(MP_TRANSPORT_UNAVAILABLE);
+  error.message = "memory that cannot be mapped is copied by the peer, who may not reach into this process";
+  error.hint =
+      "let the engine allocate the memory, allow \"tcp\", or run both as a user who may trace the other "
+      "(kernel.yama.ptrace_scope)";
+  return error;
 }
 
 // True when the peer copies nothing of this process any more: it is gone, or it has seen that it must not.

@@ -58,6 +58,9 @@ class ShmLink final : public CopyLink, public Handler {
 
   std::shared_ptr<ShmLink> self() { return std::static_pointer_cast<ShmLink>(shared_from_this()); }
   void turned_away(const std::shared_ptr<Transfer> &transfer) override;
+  void not_moved(Work work, const Error &cause) override;
+  void go_elsewhere(std::vector<Work> work, const Error &cause);
+  Error not_reached() const;
   void copy(const Work &work) override;
   void on_events(uint32_t events) override;
 
