@@ -10,18 +10,20 @@ import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 _CLONE_NEWNET = 0x40000000
 _PR_SET_DUMPABLE = 4
 _libc = ctypes.CDLL(None, use_errno=True)
 
+T = TypeVar("T")
+
 #: The user that owns nothing.
 NOBODY = 65534
 
 
-def enter(uid: int | None = None, dumpable: bool = True) -> None:
-    """Become another user, or a process that others may not look into."""
+def enter(work: Callable[[], T], *, uid: int | None = None, dumpable: bool = True, network: bool = False) -> T:
+    """Call `work` as another user, in a process that others may not look into, or in another network namespace."""
     if uid is not None:
         os.setgroups([])
         os.setgid(uid)
@@ -30,6 +32,7 @@ def enter(uid: int | None = None, dumpable: bool = True) -> None:
         _prctl(_PR_SET_DUMPABLE, 1)
     if not dumpable:
         _prctl(_PR_SET_DUMPABLE, 0)
+    return _in_network_namespace(work) if network else work()
 
 
 def _prctl(option: int, value: int) -> None:
@@ -37,12 +40,12 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl")
 
 
-def run_in_network_namespace(work: Callable[[], Any]) -> Any:
+def _in_network_namespace(work: Callable[[], T]) -> T:
     """Call `work` in a thread that keeps the network of this process while the process itself moves to another.
 
     So its sockets reach the others, and everything that asks for the namespace of the process is told the new one.
     """
-    moved, results = threading.Event(), []
+    moved, results = threading.Event(), list[T]()
 
     def run() -> None:
         moved.wait()

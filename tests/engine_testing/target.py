@@ -13,7 +13,7 @@ from typing import Any
 from engine_testing.fixtures import PATIENT
 from engine_testing.obeying import obey
 from engine_testing.patterns import fill, pattern
-from engine_testing.places import enter, shared_mappings
+from engine_testing.places import enter
 from moonpool.transfer_engine import MoonpoolError, Peer, Region, Transfer, TransferEngine
 
 
@@ -111,13 +111,15 @@ class Commands:
             error = f"{type(caught).__name__}: {caught}"
         return {"state": self.transfer.state.name, "statuses": list(self.transfer.statuses), "error": error}
 
-    def shared_mappings(self) -> int:
-        return shared_mappings()
+    def touch(self, name: str) -> None:
+        """Read a byte of a region of the peer, so that it is mapped."""
+        peer = self.peers[-1]
+        self.engine.read(peer, self.engine.allocate(1), peer.regions.wait(name, 90.0), 0, 0, 1).wait()
 
-    def connect_many(self, address: str, count: int, name: str) -> int:
+    def connect_many(self, address: str, count: int, name: str, transports: str = "tcp") -> int:
         """Connect `count` engines to `address` at once; return how many then read the right bytes, all together."""
         engines = [
-            TransferEngine(f"client-{index}", listen=None, transports="tcp", io_threads=1, lanes=1, **PATIENT)
+            TransferEngine(f"client-{index}", listen=None, transports=transports, io_threads=1, lanes=1, **PATIENT)
             for index in range(count)
         ]
         good = 0
@@ -140,8 +142,11 @@ class Commands:
 
 def main() -> None:
     setup = json.loads(sys.argv[1])
-    enter(**setup["place"])
-    with TransferEngine("target", **{"listen": "127.0.0.1:0", **PATIENT, **setup["options"]}) as engine:
+
+    def open_engine() -> TransferEngine:
+        return TransferEngine("target", **{"listen": "127.0.0.1:0", **PATIENT, **setup["options"]})
+
+    with enter(open_engine, **setup["place"]) as engine:
         commands = Commands(engine)
         for name, nbytes in setup["regions"].items():
             commands.allocate(name, nbytes)
