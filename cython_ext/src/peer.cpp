@@ -160,14 +160,20 @@ Error Peer::on_message(wire::Message type, std::string_view body) {
                                      "run the same Moonpool release on both sides");
   switch (type) {
     case wire::kOffer: {
+      std::vector<Offer> offers;
+      if (!wire::decode_offer(body, &offers)) return malformed;
       std::lock_guard lock(mutex_);
-      return wire::decode_offer(body, &offers_) ? Error{} : malformed;
+      offers_ = std::move(offers);
+      return {};
     }
     case wire::kRegions: {
       std::vector<wire::RegionRecord> records;
       if (!wire::decode_regions(body, &records)) return malformed;
       std::lock_guard lock(mutex_);
-      learn_regions_locked(std::move(records));
+      if (!learn_regions_locked(std::move(records))) {
+        return make_error(MP_LIMIT, "the peer announces more than " + std::to_string(regions_max()) + " regions",
+                          "raise regions_max here");
+      }
       changed_.notify_all();
       return {};
     }

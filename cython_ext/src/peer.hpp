@@ -104,7 +104,8 @@ class Peer : public std::enable_shared_from_this<Peer> {
   void fail_connect(Error error);
   void settle_later_locked();
   void settle(std::vector<Orphan> orphans);
-  void learn_regions_locked(std::vector<wire::RegionRecord> records);
+  size_t regions_max() const;
+  bool learn_regions_locked(std::vector<wire::RegionRecord> records);
   static void fill(const wire::RegionRecord &record, const Id128 &incarnation, mp_remote_region *out);
 
   const std::shared_ptr<Engine> engine_;

@@ -8,6 +8,13 @@
 
 namespace moonpool {
 
+namespace {
+
+// What any peer may announce; more than that only to an engine that may have as many itself.
+constexpr size_t kRegionsKnownMin = 1u << 20;
+
+}  // namespace
+
 Error Peer::find_region(const std::string &name, int64_t deadline_ns, mp_remote_region *out) {
   bool connected;
   {
@@ -63,6 +70,8 @@ Error Peer::check_handle(const mp_remote_region &region) const {
                   "tcp");
 }
 
+size_t Peer::regions_max() const { return std::max<size_t>(kRegionsKnownMin, engine_->config.regions_max); }
+
 bool Peer::knows(uint64_t key) const {
   std::lock_guard lock(mutex_);
   return name_of_key_.count(key) != 0;
@@ -78,12 +87,15 @@ void Peer::fill(const wire::RegionRecord &record, const Id128 &incarnation, mp_r
   wire::set_text(out->name, record.name);
 }
 
-void Peer::learn_regions_locked(std::vector<wire::RegionRecord> records) {
+// False when the peer announces more than is remembered.
+bool Peer::learn_regions_locked(std::vector<wire::RegionRecord> records) {
+  if (name_of_key_.size() + records.size() > regions_max()) return false;
   for (wire::RegionRecord &record : records) {
     name_of_key_[record.key] = record.name;
     std::string name = record.name;
     by_name_[std::move(name)] = std::move(record);
   }
+  return true;
 }
 
 }  // namespace moonpool

@@ -184,7 +184,10 @@ void TcpServerLane::finish_write() {
     for (size_t i = reader_.next_mismatch(0); i < pieces; i = reader_.next_mismatch(i + 1)) {
       failed_.push_back({static_cast<uint32_t>(i), MP_DIGEST});
     }
-    std::sort(failed_.begin(), failed_.end(), [](const auto &a, const auto &b) { return a.desc < b.desc; });
+    // A region may have been released after a piece had arrived: then the piece has failed already.
+    std::stable_sort(failed_.begin(), failed_.end(), [](const auto &a, const auto &b) { return a.desc < b.desc; });
+    const auto same = [](const auto &a, const auto &b) { return a.desc == b.desc; };
+    failed_.erase(std::unique(failed_.begin(), failed_.end(), same), failed_.end());
   }
   checker_.reset();
   engine_.stats.served_write_bytes.fetch_add(good_bytes(), std::memory_order_relaxed);
