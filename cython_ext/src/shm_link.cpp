@@ -25,12 +25,20 @@ constexpr size_t kRefusedMax = 65536;
 constexpr int64_t kBytesPerNs = 8;
 constexpr int64_t kCopyingMaxNs = 150'000;
 
-// Distinct keys of the remote regions; a transfer names few regions and long runs of each.
+// Distinct keys of the remote regions. A transfer names few regions and long runs of each as a rule, but need not.
 std::vector<uint64_t> keys_of(const Transfer &transfer) {
+  constexpr size_t kFew = 32;
   std::vector<uint64_t> keys;
+  std::unordered_set<uint64_t> many;
   for (const Desc &desc : transfer.descs) {
     if (!keys.empty() && keys.back() == desc.key) continue;
-    if (std::find(keys.begin(), keys.end(), desc.key) == keys.end()) keys.push_back(desc.key);
+    if (keys.size() < kFew) {
+      if (std::find(keys.begin(), keys.end(), desc.key) != keys.end()) continue;
+    } else {
+      if (many.empty()) many.insert(keys.begin(), keys.end());
+      if (!many.insert(desc.key).second) continue;
+    }
+    keys.push_back(desc.key);
   }
   return keys;
 }
@@ -142,7 +150,7 @@ void ShmLink::submit(const std::shared_ptr<Transfer> &transfer) {
     ended = ended_;
     if (!ended) {
       if (waiting_.empty() && sent_.empty()) progress_at_ = now_ns();
-      waiting_.push_back(transfer);
+      waiting_.push_back({transfer, keys});
       for (const uint64_t key : keys) {
         std::shared_lock regions(regions_mutex_);
         if (mapped_.count(key) + refused_.count(key) > 0 || !asked_.insert(key).second) continue;
@@ -212,8 +220,8 @@ void ShmLink::cancel(Transfer &transfer) {
   {
     std::lock_guard lock(mutex_);
     std::erase_if(waiting_, [&](const auto &one) {
-      if (one.get() != &transfer) return false;
-      never_begun.push_back(whole(one));
+      if (one.transfer.get() != &transfer) return false;
+      never_begun.push_back(whole(one.transfer));
       return true;
     });
     wake_waiter_locked();
@@ -265,7 +273,7 @@ void ShmLink::assist(Transfer &transfer, int64_t until) {
 bool ShmLink::awaits_locked(const Transfer &transfer) const {
   if (ended_ || transfer.finished() || transfer.stopping()) return false;
   const auto sent = [&](const auto &entry) { return entry.second.transfer.get() == &transfer; };
-  const auto waits = [&](const auto &waiting) { return waiting.get() == &transfer; };
+  const auto waits = [&](const Waiting &one) { return one.transfer.get() == &transfer; };
   return std::any_of(sent_.begin(), sent_.end(), sent) || std::any_of(waiting_.begin(), waiting_.end(), waits);
 }
 
@@ -464,11 +472,13 @@ bool ShmLink::on_copied_locked(shm::CopyResponse response, Todo *todo) {
 
 void ShmLink::begin_waiting_locked(Todo *todo) {
   std::shared_lock lock(regions_mutex_);
-  std::erase_if(waiting_, [&](const std::shared_ptr<Transfer> &transfer) {
-    for (const uint64_t key : keys_of(*transfer)) {
+  // Each key is looked at until it is known and then never again, however many of them there are.
+  std::erase_if(waiting_, [&](Waiting &one) {
+    for (; !one.keys.empty(); one.keys.pop_back()) {
+      const uint64_t key = one.keys.back();
       if (mapped_.count(key) + refused_.count(key) == 0 && asked_.count(key) != 0) return false;
     }
-    todo->begin.push_back(transfer);
+    todo->begin.push_back(std::move(one.transfer));
     return true;
   });
 }
@@ -639,7 +649,7 @@ void ShmLink::broken(const Error &cause, bool peer_gone) {
     connected_ = nullptr;
     for (auto &entry : sent_) sent.push_back(std::move(entry.second));
     sent_.clear();
-    for (const auto &transfer : waiting_) rest.push_back(whole(transfer));
+    for (const Waiting &one : waiting_) rest.push_back(whole(one.transfer));
     waiting_.clear();
   }
   for (Work &work : close_queue()) rest.push_back(std::move(work));
@@ -675,7 +685,7 @@ void ShmLink::shutdown(const Error &cause, bool settled) {
     connected_ = nullptr;
     for (auto &entry : sent_) sent.push_back(std::move(entry.second));
     sent_.clear();
-    for (const auto &transfer : waiting_) rest.push_back(whole(transfer));
+    for (const Waiting &one : waiting_) rest.push_back(whole(one.transfer));
     waiting_.clear();
   }
   for (Work &work : requests_.close()) rest.push_back(std::move(work));

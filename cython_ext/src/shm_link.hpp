@@ -54,6 +54,11 @@ class ShmLink final : public CopyLink, public Handler {
     Error fault;
     bool peer_gone = false;
   };
+  // A transfer, and the regions that may still have to be mapped before it begins.
+  struct Waiting {
+    std::shared_ptr<Transfer> transfer;
+    std::vector<uint64_t> keys;
+  };
   class Uses;
 
   std::shared_ptr<ShmLink> self() { return std::static_pointer_cast<ShmLink>(shared_from_this()); }
@@ -108,7 +113,7 @@ class ShmLink final : public CopyLink, public Handler {
   std::string in_, out_;
   std::deque<Fd> fds_;  // that came with responses
   std::shared_ptr<UseTable> table_;
-  std::vector<std::shared_ptr<Transfer>> waiting_;  // for regions to be mapped
+  std::vector<Waiting> waiting_;
   std::unordered_set<uint64_t> asked_;
   std::unordered_map<uint64_t, Work> sent_;
   uint64_t next_id_ = 1;

@@ -246,10 +246,15 @@ TEST_P(EngineShmRelease, NothingIsWrittenAfterItAndTheOthersGoOn) {
     std::vector<Item> items;
     for (int64_t at = 0; at < static_cast<int64_t>(kBytes); at += 65536) items.push_back({at, at, 65536});
     std::vector<TransferHandle> moving;
-    for (int i = 0; i < 6; ++i) {
-      moving.push_back(submit(peer_, MP_WRITE, local_, remote, items));
-      moving.push_back(submit(peer_, MP_WRITE, local_, to_copied_, {{0, 0, 4096}}));
-      moving.push_back(submit(peer_, MP_WRITE, local_, to_mapped_, {{0, 0, 4096}}));
+    // Each writes bytes of its own: what several write at once is a race of the application.
+    constexpr size_t kTransfers = 8;
+    const size_t each = items.size() / kTransfers;
+    for (size_t i = 0; i < kTransfers; ++i) {
+      const auto first = items.begin() + static_cast<ptrdiff_t>(i * each);
+      const auto at = static_cast<int64_t>(4096 * i);
+      moving.push_back(submit(peer_, MP_WRITE, local_, remote, {first, first + static_cast<ptrdiff_t>(each)}));
+      moving.push_back(submit(peer_, MP_WRITE, local_, to_copied_, {{at, at, 4096}}));
+      moving.push_back(submit(peer_, MP_WRITE, local_, to_mapped_, {{at, at, 4096}}));
     }
     // At another moment in each round: after some of it is there.
     const size_t reached = static_cast<size_t>(round) * (kBytes / 16);
@@ -298,6 +303,21 @@ TEST_F(EngineShm, MoreRegionsThanCanBeMapped) {
   }
   const int64_t zero = 0, length = 64;
   mp_region *locals[1] = {local_.get()};
+  {
+    // The first use of many in one transfer, in turns: looking at all of them for each answer would take minutes.
+    std::vector<uint32_t> turns;
+    std::vector<int64_t> places;
+    for (int64_t i = 0; i < 60'000; ++i) {
+      turns.push_back(static_cast<uint32_t>(i % 4000));
+      places.push_back(i * 64);
+    }
+    const mp_batch batch{turns.size(), places.data(),   1,        &zero,       0, &length, 0, locals, 1,
+                         nullptr,      pointers.data(), kRegions, turns.data()};
+    mp_transfer *out = nullptr;
+    ASSERT_EQ(mp_submit(peer_.get(), MP_READ, &batch, nullptr, &out, nullptr), MP_OK);
+    ASSERT_EQ(finish(TransferHandle(out)), MP_COMPLETED);
+    for (size_t i = 0; i < turns.size(); ++i) ASSERT_EQ(bytes_of(local_)[i * 64 + 63], turns[i] % 251) << i;
+  }
   for (int round = 0; round < 2; ++round) {
     // One by one, since a transfer that needs one copied by its owner has all of them copied.
     for (size_t i = 0; i < kRegions; ++i) {
@@ -383,7 +403,7 @@ INSTANTIATE_TEST_SUITE_P(Whose, EngineShmEnd, ::testing::Values(End::kPeer, End:
 
 // When it returns, nothing is touched any more: the memory is taken away at once, and a late copy would fault.
 TEST_P(EngineShmEnd, IsClosedWhileThreadsMoveBytes) {
-  constexpr uint64_t kLong = 32u << 20;
+  constexpr uint64_t kLong = 64u << 20;
   const bool owners = GetParam() == End::kTarget;
   for (int round = 0; round < 12; ++round) {
     void *space = mmap(nullptr, kLong, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -405,11 +425,12 @@ TEST_P(EngineShmEnd, IsClosedWhileThreadsMoveBytes) {
     std::vector<std::thread> threads;
     for (int i = 0; i < 3; ++i) {
       threads.emplace_back([&, i] {
-        const int64_t length = i == 0 ? 4096 : static_cast<int64_t>(kLong);
+        // Each moves bytes of its own.
+        const int64_t length = i == 0 ? 4096 : static_cast<int64_t>(kLong / 4), at = i * length;
         mp_error error;
         for (;;) {
           const TransferHandle moving = submit(peer, i % 2 == 0 ? MP_READ : MP_WRITE, owners ? ours : registered,
-                                               remote, {{0, 0, length}}, {}, &error);
+                                               remote, {{at, at, length}}, {}, &error);
           if (moving == nullptr || finish(moving) != MP_COMPLETED) return;
           moved.fetch_add(1);
         }
