@@ -240,8 +240,10 @@ TEST_P(EngineShmRelease, NothingIsWrittenAfterItAndTheOthersGoOn) {
   const bool allocated = GetParam();
   for (int round = 0; round < 15; ++round) {
     Bytes memory(kBytes, 0);
-    const RegionHandle going = allocated ? target_.allocate(kBytes, "going") : target_.add(memory, "going");
-    const mp_remote_region remote = look_up(peer_, "going");
+    // A name of its own: the peer hears of the last one's end a moment later.
+    const std::string name = "going-" + std::to_string(round);
+    const RegionHandle going = allocated ? target_.allocate(kBytes, name.c_str()) : target_.add(memory, name.c_str());
+    const mp_remote_region remote = look_up(peer_, name.c_str());
     std::memset(bytes_of(local_), 0xee, kBytes);
     std::vector<Item> items;
     for (int64_t at = 0; at < static_cast<int64_t>(kBytes); at += 65536) items.push_back({at, at, 65536});
