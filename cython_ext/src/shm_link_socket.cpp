@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a ShmLink does at its socket. Everything here but the first and the last function holds mutex_, and leaves what
+// calls transfers or the peer to run().
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "engine.hpp"
+#include "shm_link.hpp"
+
+namespace moonpool {
+
+namespace {
+
+constexpr size_t kInFlight = 16;
+constexpr size_t kReceiveBytes = 64 * 1024;
+constexpr size_t kRefusedMax = 65536;
+// One read brings the descriptor of one frame, and its frame comes with it or right after it.
+constexpr size_t kDescriptorsMax = 16;
+
+}  // namespace
+
+void ShmLink::on_events(uint32_t) {
+  const auto self = this->self();
+  run(drive());
+}
+
+ShmLink::Todo ShmLink::drive() {
+  Todo todo;
+  std::lock_guard lock(mutex_);
+  drive_locked(&todo);
+  return todo;
+}
+
+void ShmLink::drive_locked(Todo *todo) {
+  if (ended_) return;
+  flush_locked();
+  while (receive_locked(todo)) parse_locked(todo);
+  if (!todo->fault) pump_locked(todo);
+}
+
+// True when something came.
+bool ShmLink::receive_locked(Todo *todo) {
+  if (todo->fault) return false;
+  const size_t had = in_.size();
+  in_.resize(had + kReceiveBytes);
+  iovec piece{in_.data() + had, kReceiveBytes};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+  msghdr message{};
+  message.msg_iov = &piece;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  const ssize_t n = recvmsg(fd(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  const int err = errno;
+  in_.resize(had + (n > 0 ? static_cast<size_t>(n) : 0));
+  if (n > 0) {
+    for (cmsghdr *header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
+      if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+      for (size_t at = 0; at + sizeof(int) <= header->cmsg_len - CMSG_LEN(0); at += sizeof(int)) {
+        int number;
+        std::memcpy(&number, CMSG_DATA(header) + at, sizeof number);
+        fds_.emplace_back(number);
+      }
+    }
+    progress_at_ = now_ns();
+    if (fds_.size() <= kDescriptorsMax) return true;
+    todo->fault = make_error(MP_PROTOCOL, "the peer sent descriptors that nobody asked for");
+    return false;
+  }
+  if (n < 0 && (err == EAGAIN || err == EINTR)) return false;
+  todo->fault = make_error(MP_PEER_LOST, "the Unix socket to the peer broke");
+  todo->fault.cause = n == 0 ? "closed by the peer" : errno_text(err);
+  // Its owner lets go of it only after everything it did is over.
+  todo->peer_gone = true;
+  return false;
+}
+
+void ShmLink::parse_locked(Todo *todo) {
+  std::string_view rest = in_;
+  for (;;) {
+    shm::CopyResponse response;
+    const shm::Decoded decoded = shm::decode_response(&rest, &response);
+    if (decoded == shm::Decoded::kMore) break;
+    if (decoded == shm::Decoded::kBad || !handle_locked(std::move(response), todo)) {
+      todo->fault = make_error(MP_PROTOCOL, "the peer sent a malformed answer over the Unix socket");
+      return;
+    }
+  }
+  in_.erase(0, in_.size() - rest.size());
+}
+
+bool ShmLink::handle_locked(shm::CopyResponse response, Todo *todo) {
+  if ((response.header.type == shm::kOpened) != (table_ == nullptr)) return false;
+  switch (response.header.type) {
+    case shm::kOpened:
+      todo->opened = true;
+      return on_opened_locked(response);
+    case shm::kMapped:
+      if (!on_mapped_locked(response, todo)) return false;
+      begin_waiting_locked(todo);
+      return true;
+    default:
+      return on_copied_locked(std::move(response), todo);
+  }
+}
+
+bool ShmLink::on_opened_locked(const shm::CopyResponse &response) {
+  if (fds_.empty()) return false;
+  const Fd fd = std::move(fds_.front());
+  fds_.pop_front();
+  std::string why_not;
+  table_ = UseTable::open(fd, &why_not);
+  peer_copies_.store(response.header.status == MP_OK);
+  usable_.store(table_ != nullptr);
+  return table_ != nullptr;
+}
+
+bool ShmLink::on_mapped_locked(const shm::CopyResponse &response, Todo *todo) {
+  const uint64_t key = response.header.id;
+  if (asked_.erase(key) == 0) return false;
+  std::shared_ptr<Mapping> memory;
+  if (response.header.status == MP_OK) {
+    if (fds_.empty() || response.header.value >= UseTable::kSlots) return false;
+    const Fd fd = std::move(fds_.front());
+    fds_.pop_front();
+    std::string why_not;
+    memory = Mapping::open(fd, response.header.bytes, &why_not);
+    if (memory == nullptr) send_locked(shm::request_header(shm::kUnmap, key), nullptr);
+  }
+  std::unique_lock lock(regions_mutex_);
+  if (memory == nullptr) {
+    engine_.stats.regions_not_mapped.fetch_add(1);
+    // Forgetting costs another question.
+    if (refused_.size() >= kRefusedMax) refused_.clear();
+    refused_.insert(key);
+    return true;
+  }
+  todo->mapped.push_back(key);
+  engine_.stats.regions_mapped.fetch_add(1);
+  mapped_[key] = MappedPtr(new Mapped{std::move(memory), response.header.bytes, response.header.value},
+                           [weak = weak_from_this(), key, &stats = engine_.stats](const Mapped *mapped) {
+                             delete mapped;
+                             stats.regions_mapped.fetch_sub(1);
+                             const auto link = std::static_pointer_cast<ShmLink>(weak.lock());
+                             if (link != nullptr) link->unmapped(key);
+                           });
+  return true;
+}
+
+bool ShmLink::on_copied_locked(shm::CopyResponse response, Todo *todo) {
+  const auto it = sent_.find(response.header.id);
+  if (it == sent_.end()) return false;
+  const Work &work = it->second;
+  const uint32_t count = work.end - work.begin;
+  if (response.digests.size() != (work.transfer->digest ? count : 0)) return false;
+  if (!response.failed.empty() && response.failed.back().desc >= count) return false;
+  todo->copied.emplace_back(std::move(it->second), std::move(response));
+  sent_.erase(it);
+  return true;
+}
+
+void ShmLink::begin_waiting_locked(Todo *todo) {
+  std::shared_lock lock(regions_mutex_);
+  // Each key is looked at until it is known and then never again, however many of them there are.
+  std::erase_if(waiting_, [&](Waiting &one) {
+    for (; !one.keys.empty(); one.keys.pop_back()) {
+      const uint64_t key = one.keys.back();
+      if (mapped_.count(key) + refused_.count(key) == 0 && asked_.count(key) != 0) return false;
+    }
+    todo->begin.push_back(std::move(one.transfer));
+    return true;
+  });
+}
+
+void ShmLink::send_locked(const shm::RequestHeader &header, const shm::Desc *descs) {
+  shm::encode(header, descs, &out_);
+  flush_locked();
+}
+
+void ShmLink::pump_locked(Todo *todo) {
+  Work work;
+  while (!ended_ && sent_.size() < kInFlight && requests_.pull(&work)) {
+    const Transfer &transfer = *work.transfer;
+    if (transfer.stopping()) {
+      todo->stopped.push_back(std::move(work));
+      continue;
+    }
+    std::vector<shm::Desc> descs;
+    descs.reserve(work.end - work.begin);
+    for (uint32_t i = work.begin; i < work.end; ++i) {
+      const Desc &desc = transfer.descs[i];
+      descs.push_back({desc.key, desc.offset, desc.length, reinterpret_cast<uintptr_t>(desc.local)});
+    }
+    shm::RequestHeader header = shm::request_header(shm::kCopy, next_id_++, work.bytes);
+    header.op = static_cast<uint8_t>(transfer.op);
+    header.flags = transfer.digest ? wire::kFlagDigest : uint8_t{0};
+    header.count = static_cast<uint32_t>(descs.size());
+    if (sent_.empty()) progress_at_ = now_ns();
+    sent_.emplace(header.id, std::move(work));
+    send_locked(header, descs.data());
+    watch_progress_locked();
+  }
+}
+
+void ShmLink::flush_locked() {
+  while (!out_.empty()) {
+    const ssize_t n = send(fd(), out_.data(), out_.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (n < 0) break;  // a broken one is reported by receiving
+    out_.erase(0, static_cast<size_t>(n));
+  }
+  watch_locked();
+}
+
+void ShmLink::watch_locked() {
+  if (ended_) return;
+  const uint32_t want = (assisted_ ? 0u : EPOLLIN) | (out_.empty() ? 0u : EPOLLOUT);
+  if (want == watched_) return;
+  watched_ = want;
+  io_.modify(*this, want);
+}
+
+void ShmLink::watch_progress_locked() {
+  if (progress_watched_) return;
+  progress_watched_ = true;
+  const int64_t limit = int64_t{engine_.config.progress_timeout_ms} * kMillisecond;
+  io_.call_at(std::max(progress_at_, now_ns()) + limit, [weak = weak_from_this()] {
+    if (const auto self = std::static_pointer_cast<ShmLink>(weak.lock())) self->check_progress();
+  });
+}
+
+void ShmLink::check_progress() {
+  const int64_t limit = int64_t{engine_.config.progress_timeout_ms} * kMillisecond;
+  {
+    std::lock_guard lock(mutex_);
+    progress_watched_ = false;
+    if (ended_ || (sent_.empty() && waiting_.empty())) return;
+    if (now_ns() - progress_at_ < limit) return watch_progress_locked();
+  }
+  broken(make_error(MP_DEADLINE,
+                    "the peer did not answer over the Unix socket for " + std::to_string(limit / kMillisecond) + " ms",
+                    "check that the peer is not stopped, or raise progress_timeout"),
+         false);
+}
+
+}  // namespace moonpool
