@@ -413,7 +413,7 @@ TEST_P(EngineShmEnd, IsClosedWhileThreadsMoveBytes) {
     // Long slices, so that a close meets one in the middle.
     const auto long_slices = [](mp_config &config) {
       config.transports = "shm";
-      config.slice_bytes = kLong;
+      config.slice_bytes = 32u << 20;
     };
     TestEngine source(long_slices), target(long_slices);
     TestEngine &owner = owners ? target : source;
