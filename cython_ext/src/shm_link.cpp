@@ -409,70 +409,59 @@ bool ShmLink::settle(int64_t until) {
   }
 }
 
-void ShmLink::broken(const Error &cause, bool peer_gone) {
-  Connected connected;
-  std::vector<Work> sent, rest;
+// Takes nothing more. False when it had ended before.
+bool ShmLink::end(Ended *out) {
   {
     std::lock_guard lock(mutex_);
-    if (ended_) return;
+    if (ended_) return false;
     ended_ = true;
     usable_.store(false);
     io_.remove(*this);
     wake_waiter_locked();
-    connected = std::move(connected_);
+    out->connected = std::move(connected_);
     connected_ = nullptr;
-    for (auto &entry : sent_) sent.push_back(std::move(entry.second));
+    for (auto &entry : sent_) out->sent.push_back(std::move(entry.second));
     sent_.clear();
-    for (const Waiting &one : waiting_) rest.push_back(whole(one.transfer));
+    for (const Waiting &one : waiting_) out->never_begun.push_back(whole(one.transfer));
     waiting_.clear();
   }
-  for (Work &work : close_queue()) rest.push_back(std::move(work));
-  for (Work &work : requests_.close()) rest.push_back(std::move(work));
-  const bool settled = peer_gone || sent.empty() || settle(now_ns() + 100 * kMillisecond);
-  if (connected != nullptr) connected(nullptr, cause);
+  for (Work &work : close_queue()) out->never_begun.push_back(std::move(work));
+  for (Work &work : requests_.close()) out->never_begun.push_back(std::move(work));
+  return true;
+}
+
+void ShmLink::broken(const Error &cause, bool peer_gone) {
+  Ended left;
+  if (!end(&left)) return;
+  const bool settled = peer_gone || left.sent.empty() || settle(now_ns() + 100 * kMillisecond);
+  if (left.connected != nullptr) left.connected(nullptr, cause);
   const std::shared_ptr<Peer> peer = peer_.lock();
   if (peer == nullptr) {
-    fail_work(rest, cause);
-    return fail_work(sent, cause);
+    fail_work(left.never_begun, cause);
+    return fail_work(left.sent, cause);
   }
   const Error error = peer->describe(cause, path());
   peer->path_failed(*this, error);
-  peer->move_on(std::move(rest), error);
+  peer->move_on(std::move(left.never_begun), error);
   if (settled) {
-    peer->move_on(std::move(sent), error);
+    peer->move_on(std::move(left.sent), error);
   } else {
-    peer->orphan(std::move(sent), error);
+    peer->orphan(std::move(left.sent), error);
   }
 }
 
 void ShmLink::shutdown(const Error &cause, bool settled) {
-  Connected connected;
-  std::vector<Work> sent, rest;
-  {
-    std::lock_guard lock(mutex_);
-    if (ended_) return;
-    ended_ = true;
-    usable_.store(false);
-    io_.remove(*this);
-    wake_waiter_locked();
-    connected = std::move(connected_);
-    connected_ = nullptr;
-    for (auto &entry : sent_) sent.push_back(std::move(entry.second));
-    sent_.clear();
-    for (const Waiting &one : waiting_) rest.push_back(whole(one.transfer));
-    waiting_.clear();
-  }
-  for (Work &work : requests_.close()) rest.push_back(std::move(work));
-  CopyLink::shutdown(cause, settled);
-  fail_work(rest, cause);
-  if (sent.empty()) return;
+  Ended left;
+  if (!end(&left)) return;
+  fail_work(left.never_begun, cause);
+  if (left.sent.empty()) return;
   // Closing from this side means that this process may do what it likes with its memory when it is over.
   const int64_t patience = settled ? int64_t{engine_.config.progress_timeout_ms} * kMillisecond : 0;
   const std::shared_ptr<Peer> peer = peer_.lock();
   if (settle(now_ns() + patience) || settled || peer == nullptr) {
-    fail_work(sent, cause);
+    fail_work(left.sent, cause);
   } else {
-    peer->orphan(std::move(sent), cause);
+    peer->orphan(std::move(left.sent), cause);
   }
 }
 

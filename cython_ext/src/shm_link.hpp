@@ -59,6 +59,12 @@ class ShmLink final : public CopyLink, public Handler {
     std::shared_ptr<Transfer> transfer;
     std::vector<uint64_t> keys;
   };
+  // What a link that ends leaves behind.
+  struct Ended {
+    Connected connected;
+    std::vector<Work> never_begun;
+    std::vector<Work> sent;  // the peer may be copying
+  };
   class Uses;
 
   std::shared_ptr<ShmLink> self() { return std::static_pointer_cast<ShmLink>(shared_from_this()); }
@@ -91,6 +97,7 @@ class ShmLink final : public CopyLink, public Handler {
   void report(const Work &work, const shm::CopyResponse &response);
   void request(const std::shared_ptr<Transfer> &transfer);
   void check_progress();
+  bool end(Ended *out);
   void broken(const Error &cause, bool peer_gone);
   bool settle(int64_t until);
   bool hung_up() const;
