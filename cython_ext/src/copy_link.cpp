@@ -42,7 +42,7 @@ void CopyLink::submit(const std::shared_ptr<Transfer> &transfer) {
 
 void CopyLink::adopt(std::vector<Work> work, const Error &cause) {
   for (Work &one : work) {
-    if (!queue_.push_front(one)) one.transfer->descs_failed(one.begin, one.end, cause);
+    if (!queue_.push_front(one, engine_.config.slice_bytes)) not_moved(std::move(one), cause);
   }
   start(work.size());
 }

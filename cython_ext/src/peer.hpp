@@ -56,8 +56,8 @@ class Peer : public std::enable_shared_from_this<Peer> {
   uint64_t next_lane_id() { return next_lane_id_.fetch_add(1); }
   // The link is broken: others are taken from now on, and its transport is tried again later.
   void path_failed(const Link &link, const Error &cause);
-  // Goes on over another path with what a link could not finish, or fails it with `cause`.
-  void move_on(std::vector<Work> work, const Error &cause);
+  // Goes on over another path with what the link `from` could not finish, or fails it with `cause`.
+  void move_on(std::vector<Work> work, const Link &from, const Error &cause);
   // The peer may still be applying these; they are settled by the next handshake, the peer's death, or close().
   void orphan(std::vector<Work> work, const Error &cause);
   Id128 session() const;
@@ -97,7 +97,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   bool on_path(uint64_t connection, const std::string &name, const std::shared_ptr<Link> &link, const Error &error);
   static void out_of_use_locked(Path &path, const Error &cause);
   std::vector<Path>::iterator find_path_locked(const std::string &name);
-  std::shared_ptr<Link> route(const Transfer &transfer, Error *error);
+  std::shared_ptr<Link> route(const Transfer &transfer, const Link *except, Error *error);
   std::string fallback_locked() const;
   std::vector<std::shared_ptr<Link>> links_locked() const;
   void on_lost(const Error &cause, bool peer_closed);

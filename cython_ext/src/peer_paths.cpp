@@ -132,8 +132,9 @@ std::vector<Peer::Path>::iterator Peer::find_path_locked(const std::string &name
   return std::find_if(paths_.begin(), paths_.end(), [&](const Path &path) { return path.transport->name() == name; });
 }
 
-// The path for a transfer. nullptr: keep the transfer until a path is connected, or `*error` says why there is none.
-std::shared_ptr<Link> Peer::route(const Transfer &transfer, Error *error) {
+// The path for a transfer, but not `except`. nullptr: keep the transfer until a path is connected, or `*error` says why
+// there is none.
+std::shared_ptr<Link> Peer::route(const Transfer &transfer, const Link *except, Error *error) {
   for (;;) {
     Transport *connect = nullptr;
     {
@@ -143,7 +144,8 @@ std::shared_ptr<Link> Peer::route(const Transfer &transfer, Error *error) {
       bool wait = false;
       for (Path &path : paths_) {
         if (path.link != nullptr) {
-          if (path.link->takes(transfer)) return path.link;
+          const bool excepted = except != nullptr && path.link->is(*except);
+          if (!excepted && path.link->takes(transfer)) return path.link;
         } else if (path.connecting) {
           wait = true;
         } else if (path.possible && path.retry_at <= now_ns()) {
@@ -172,12 +174,12 @@ void Peer::path_failed(const Link &link, const Error &cause) {
   }
 }
 
-void Peer::move_on(std::vector<Work> work, const Error &cause) {
+void Peer::move_on(std::vector<Work> work, const Link &from, const Error &cause) {
   for (Work &one : work) {
     const std::shared_ptr<Transfer> transfer = one.transfer;
     Error error;
     std::shared_ptr<Link> link;
-    if (!transfer->stopping()) link = route(*transfer, &error);
+    if (!transfer->stopping()) link = route(*transfer, &from, &error);
     if (link == nullptr) {
       transfer->descs_failed(one.begin, one.end, transfer->stopping() ? transfer->stop_cause() : cause);
       continue;

@@ -41,7 +41,7 @@ void Peer::submit(const std::shared_ptr<Transfer> &transfer) {
                                    "tcp"));
   }
   if (error) return transfer->fail(error);
-  const std::shared_ptr<Link> link = route(*transfer, &error);
+  const std::shared_ptr<Link> link = route(*transfer, nullptr, &error);
   if (link == nullptr && error) return transfer->fail(describe(std::move(error), ""));
   if (link == nullptr) return keep(transfer);
   transfer->set_link(link);

@@ -21,6 +21,8 @@ namespace {
 // About the speed of a copy by the kernel, and how long a waiter looks for its end at most.
 constexpr int64_t kBytesPerNs = 8;
 constexpr int64_t kCopyingMaxNs = 150'000;
+// Longer than the copy of one slice.
+constexpr int64_t kShortly = 100 * kMillisecond;
 
 // Distinct keys of the remote regions. A transfer names few regions and long runs of each as a rule, but need not.
 std::vector<uint64_t> keys_of(const Transfer &transfer) {
@@ -183,7 +185,7 @@ void ShmLink::not_moved(Work work, const Error &cause) { go_elsewhere({std::move
 void ShmLink::go_elsewhere(std::vector<Work> work, const Error &cause) {
   const std::shared_ptr<Peer> peer = peer_.lock();
   if (peer == nullptr) return fail_work(work, cause);
-  peer->move_on(std::move(work), cause);
+  peer->move_on(std::move(work), *this, cause);
 }
 
 void ShmLink::adopt(std::vector<Work> work, const Error &cause) {
@@ -199,8 +201,8 @@ void ShmLink::adopt(std::vector<Work> work, const Error &cause) {
     alone.push_back(std::move(one));
     if (mapped == keys.size()) {
       CopyLink::adopt(std::move(alone), cause);
-    } else if (!peer_copies_.load() || !requests_.push_front(alone.front())) {
-      fail_work(alone, cause);
+    } else if (!peer_copies_.load() || !requests_.push_front(alone.front(), engine_.config.slice_bytes)) {
+      go_elsewhere(std::move(alone), cause);
     }
   }
   Todo todo;
@@ -399,14 +401,12 @@ Error ShmLink::not_reached() const {
   return error;
 }
 
-// True when the peer copies nothing of this process any more: it is gone, or it has seen that it must not.
+// True when the peer copies nothing of this process any more, because it has seen that it must not. One that died in
+// the middle of a copy leaves this false.
 bool ShmLink::settle(int64_t until) {
   if (table_ == nullptr) return true;
   table_->revoke();
-  for (;;) {
-    if (table_->wait_idle(std::min(until, now_ns() + 10 * kMillisecond)) || hung_up()) return true;
-    if (now_ns() >= until) return false;
-  }
+  return table_->wait_idle(until);
 }
 
 // Takes nothing more. False when it had ended before.
@@ -433,7 +433,8 @@ bool ShmLink::end(Ended *out) {
 void ShmLink::broken(const Error &cause, bool peer_gone) {
   Ended left;
   if (!end(&left)) return;
-  const bool settled = peer_gone || left.sent.empty() || settle(now_ns() + 100 * kMillisecond);
+  // An owner lets go of the socket only when it has stopped copying; the table says so too, unless the owner died.
+  const bool settled = left.sent.empty() || settle(now_ns() + kShortly) || peer_gone;
   if (left.connected != nullptr) left.connected(nullptr, cause);
   const std::shared_ptr<Peer> peer = peer_.lock();
   if (peer == nullptr) {
@@ -442,9 +443,9 @@ void ShmLink::broken(const Error &cause, bool peer_gone) {
   }
   const Error error = peer->describe(cause, path());
   peer->path_failed(*this, error);
-  peer->move_on(std::move(left.never_begun), error);
+  peer->move_on(std::move(left.never_begun), *this, error);
   if (settled) {
-    peer->move_on(std::move(left.sent), error);
+    peer->move_on(std::move(left.sent), *this, error);
   } else {
     peer->orphan(std::move(left.sent), error);
   }
@@ -456,9 +457,11 @@ void ShmLink::shutdown(const Error &cause, bool settled) {
   fail_work(left.never_begun, cause);
   if (left.sent.empty()) return;
   // Closing from this side means that this process may do what it likes with its memory when it is over.
-  const int64_t patience = settled ? int64_t{engine_.config.progress_timeout_ms} * kMillisecond : 0;
+  const int64_t until = now_ns() + (settled ? int64_t{engine_.config.progress_timeout_ms} * kMillisecond : 0);
+  bool idle = settle(std::min(until, now_ns() + kShortly));
+  while (!idle && now_ns() < until && !hung_up()) idle = settle(std::min(until, now_ns() + kShortly));
   const std::shared_ptr<Peer> peer = peer_.lock();
-  if (settle(now_ns() + patience) || settled || peer == nullptr) {
+  if (idle || settled || peer == nullptr) {
     fail_work(left.sent, cause);
   } else {
     peer->orphan(std::move(left.sent), cause);

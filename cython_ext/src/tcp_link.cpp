@@ -149,7 +149,7 @@ void TcpLink::retry(std::vector<Work> work, const Error &cause) {
       fail_work({one}, cause);
     } else {
       engine_.stats.retries.fetch_add(1);
-      if (!queue_.push_front(one)) fail_work({one}, cause);
+      if (!queue_.push_front(one, std::max(engine_.config.slice_bytes, kSliceBytesMax))) fail_work({one}, cause);
     }
   }
   wake_lanes(work.size());

@@ -20,11 +20,10 @@ bool WorkQueue::push(const std::shared_ptr<Transfer> &transfer, uint64_t slice_b
   return true;
 }
 
-bool WorkQueue::push_front(Work work) {
+bool WorkQueue::push_front(Work work, uint64_t slice_bytes) {
   std::lock_guard lock(mutex_);
   if (closed_) return false;
-  const uint64_t bytes = work.bytes;
-  small_.push_front({std::move(work), bytes});
+  small_.push_front({std::move(work), slice_bytes});
   return true;
 }
 

@@ -30,8 +30,8 @@ class WorkQueue {
 
   // False when the queue was closed.
   bool push(const std::shared_ptr<Transfer> &transfer, uint64_t slice_bytes);
-  // What a broken lane gives back goes first.
-  bool push_front(Work work);
+  // What a broken lane or path gives back goes first.
+  bool push_front(Work work, uint64_t slice_bytes);
   // The next slice, or false. Single-slice transfers overtake large ones, but never more than four in a row.
   bool pull(Work *work);
   // Everything queued for `transfer`, in pieces.

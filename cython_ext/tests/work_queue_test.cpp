@@ -63,7 +63,7 @@ TEST(WorkQueue, SlicesCoverEveryDescriptorExactlyOnce) {
       if (random() % 10 == 0) {
         for (uint32_t i = work.begin; i < work.end; ++i) --taken[work.transfer.get()][i];
         Work again = work;
-        ASSERT_TRUE(queue.push_front(std::move(again)));
+        ASSERT_TRUE(queue.push_front(std::move(again), kSlice));
       }
     }
     EXPECT_TRUE(queue.empty());
@@ -122,7 +122,7 @@ TEST(WorkQueue, WhatABrokenLaneGivesBackGoesFirstAndKeepsItsAttempts) {
   WorkQueue queue(kDescsMax);
   ASSERT_TRUE(queue.push(small(), kSlice));
   const auto broken = large(4);
-  ASSERT_TRUE(queue.push_front({broken, 1, 3, 2 * kSlice, 2}));
+  ASSERT_TRUE(queue.push_front({broken, 1, 3, 2 * kSlice, 2}, 2 * kSlice));
   Work work;
   ASSERT_TRUE(queue.pull(&work));
   EXPECT_EQ(work.transfer, broken);
@@ -140,7 +140,7 @@ TEST(WorkQueue, RemoveTakesWhatIsLeftOfOneTransfer) {
   ASSERT_TRUE(queue.push(stays, kSlice));
   Work work;
   ASSERT_TRUE(queue.pull(&work));
-  ASSERT_TRUE(queue.push_front(work));
+  ASSERT_TRUE(queue.push_front(work, kSlice));
   std::vector<int> removed(gone->descs.size());
   for (const Work &piece : queue.remove(*gone)) {
     EXPECT_EQ(piece.transfer, gone);
@@ -164,7 +164,7 @@ TEST(WorkQueue, CloseGivesEverythingBackAndRefusesMore) {
   Work work;
   EXPECT_FALSE(queue.pull(&work));
   EXPECT_FALSE(queue.push(small(), kSlice));
-  EXPECT_FALSE(queue.push_front({small(), 0, 1, 100, 0}));
+  EXPECT_FALSE(queue.push_front({small(), 0, 1, 100, 0}, kSlice));
   EXPECT_TRUE(queue.empty());
 }
 
