@@ -109,7 +109,7 @@ def test_both_exit_statuses_say_whether_the_bytes_matched(tmp_path: Path) -> Non
         "from moonpool.bench import cli, session\n"
         "check = session.TargetSession.check\n"
         "def damage(self, window, done):\n"
-        "    self._memory.for_row(1)[4096] ^= 1\n"
+        "    self._row_side.memory[4096] ^= 1\n"
         "    return check(self, window, done)\n"
         "session.TargetSession.check = damage\n"
         "cli.main()\n",
