@@ -266,8 +266,11 @@ Error Engine::release_region(Region &region) {
     for (const auto &session : sessions) session->drop_region(region);
   }
   region.wait_unserved();
-  region.stop_sharing(now_ns() + int64_t{config.progress_timeout_ms} * kMillisecond);
-  return {};
+  if (region.stop_sharing(now_ns() + int64_t{config.progress_timeout_ms} * kMillisecond)) return {};
+  return make_error(
+      MP_REGION_BUSY,
+      "region \"" + region.name + "\" is withdrawn, but a peer on this host was stopped in the middle of a copy",
+      "continue or kill that process and release the region again: there is no memory to move its bytes to");
 }
 
 bool Engine::add_peer(const std::shared_ptr<Peer> &peer) {

@@ -262,7 +262,7 @@ class Dialer final : public Exchange {
 
   void refused(uint16_t status, const std::string &message) {
     const mp_status code = reason_of(status);
-    std::string hint = "see the peer's log";
+    std::string hint = "look at the peer: its address, its settings, how many peers it has";
     if (code == MP_AUTH) {
       const bool peer_has = (result_.challenge.flags & wire::kHasSecret) != 0;
       hint = identity_.secret.empty() ? "give this engine the cluster's `secret`"

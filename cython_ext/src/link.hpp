@@ -27,6 +27,8 @@ class Link {
   virtual bool is(const Link &other) const { return this == &other; }
   // Whether it can move every descriptor of the transfer.
   virtual bool takes(const Transfer &) const { return true; }
+  // What it cannot do although it is connected, for people; "" as a rule.
+  virtual std::string shortcoming() const { return {}; }
   // Takes the transfer's descriptors. Small work may be done in the caller's thread; nothing blocks on the network.
   virtual void submit(const std::shared_ptr<Transfer> &transfer) = 0;
   // Goes on with what another path of the same peer could not finish. Nothing of it is being applied any more.

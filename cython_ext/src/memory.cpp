@@ -25,6 +25,7 @@ namespace {
 
 constexpr uint64_t kHugePage = 2u << 20;
 // Newer than the C library's headers on some of the systems this is built on.
+constexpr int kMadvPopulateWrite = 23;
 constexpr int kMadvCollapse = 25;
 
 // Descriptors are a scarce good of the whole process, so shared memory takes at most half of them.
@@ -153,11 +154,12 @@ Error Memory::allocate(const Allocation &wanted, std::unique_ptr<Memory> *out) {
   } else if (!reserved && nbytes >= kHugePage) {
     madvise(base, nbytes, MADV_HUGEPAGE);
   }
-  // None are reserved: the kernel is asked to make them now, which takes the memory at once.
-  if (must_huge && !reserved && madvise(base, nbytes, kMadvCollapse) != 0) {
-    return no_memory(wanted.nbytes, errno,
-                     "huge pages were required: reserve some with `sysctl vm.nr_hugepages=N` (2 MiB each), or leave "
-                     "huge_pages out to use them where there are any");
+  // None are reserved: the kernel is asked to make them now, out of pages that are there.
+  if (must_huge && !reserved &&
+      (madvise(base, nbytes, kMadvPopulateWrite) != 0 || madvise(base, nbytes, kMadvCollapse) != 0)) {
+    return system_error(MP_NO_MEMORY, errno, "there are no huge pages for " + std::to_string(wanted.nbytes) + " bytes",
+                        "reserve some with `sysctl vm.nr_hugepages=N` (2 MiB each), use Linux 6.1 or later, or leave "
+                        "huge_pages out to use them where there are any");
   }
   if (memory->fd_ != nullptr) {
     // After our own mapping, which stays writable.
@@ -184,13 +186,17 @@ void Memory::forget_fd() {
   g_shared.fetch_sub(1);
 }
 
-void Memory::detach() {
-  if (!shared_) return;
+bool Memory::detach() {
+  if (!shared_) return true;
   void *fresh = mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (fresh == MAP_FAILED) return;
+  if (fresh == MAP_FAILED) return false;
   std::memcpy(fresh, base_, mapped_bytes_);
-  mremap(fresh, mapped_bytes_, mapped_bytes_, MREMAP_MAYMOVE | MREMAP_FIXED, base_);
+  if (mremap(fresh, mapped_bytes_, mapped_bytes_, MREMAP_MAYMOVE | MREMAP_FIXED, base_) == MAP_FAILED) {
+    munmap(fresh, mapped_bytes_);
+    return false;
+  }
   shared_ = false;
+  return true;
 }
 
 std::shared_ptr<Mapping> Mapping::open(const Fd &fd, uint64_t nbytes, std::string *why_not) {

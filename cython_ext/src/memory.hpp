@@ -32,7 +32,8 @@ class Memory {
   void forget_fd();
   uint64_t page_bytes() const { return page_bytes_; }
   // For a peer that does not stop: what it has mapped is not this memory any more. Address and content stay.
-  void detach();
+  // False when there is no memory for it.
+  bool detach();
 
  private:
   Memory() = default;

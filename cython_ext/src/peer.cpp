@@ -284,6 +284,7 @@ void Peer::on_lost(const Error &cause, bool peer_closed) {
   const Error error = describe(cause, "tcp");
   std::vector<std::shared_ptr<Link>> links;
   std::vector<std::shared_ptr<Transfer>> waiting;
+  std::vector<Orphan> parked;
   std::unordered_map<uint64_t, std::shared_ptr<Transfer>> notifying;
   bool usable;
   {
@@ -298,6 +299,7 @@ void Peer::on_lost(const Error &cause, bool peer_closed) {
       links = links_locked();
       paths_.clear();
       waiting.swap(waiting_);
+      parked.swap(parked_);
       notifying.swap(notifying_);
       changed_.notify_all();
     }
@@ -305,6 +307,7 @@ void Peer::on_lost(const Error &cause, bool peer_closed) {
   if (!usable) return fail_connect(error);
   for (const auto &link : links) link->shutdown(error, peer_closed);
   for (const auto &transfer : waiting) transfer->fail(error);
+  settle(std::move(parked));
   for (const auto &entry : notifying) entry.second->notify_done(error);
 }
 
@@ -313,7 +316,7 @@ void Peer::close(const Error &cause) {
   std::vector<std::shared_ptr<Link>> links;
   std::vector<std::shared_ptr<Transfer>> waiting;
   std::unordered_map<uint64_t, std::shared_ptr<Transfer>> notifying;
-  std::vector<Orphan> orphans;
+  std::vector<Orphan> orphans, parked;
   {
     std::lock_guard lock(mutex_);
     if (state_ == State::kClosed) return;
@@ -324,6 +327,7 @@ void Peer::close(const Error &cause) {
     links = links_locked();
     paths_.clear();
     waiting.swap(waiting_);
+    parked.swap(parked_);
     notifying.swap(notifying_);
     changed_.notify_all();
   }
@@ -337,6 +341,7 @@ void Peer::close(const Error &cause) {
   for (const auto &transfer : waiting) transfer->fail(error);
   for (const auto &entry : notifying) entry.second->notify_done(error);
   settle(std::move(orphans));
+  settle(std::move(parked));
 }
 
 Id128 Peer::session() const {

@@ -57,7 +57,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   // The link is broken: others are taken from now on, and its transport is tried again later.
   void path_failed(const Link &link, const Error &cause);
   // Goes on over another path with what the link `from` could not finish, or fails it with `cause`.
-  void move_on(std::vector<Work> work, const Link &from, const Error &cause);
+  void move_on(std::vector<Work> work, const Link *from, const Error &cause);
   // The peer may still be applying these; they are settled by the next handshake, the peer's death, or close().
   void orphan(std::vector<Work> work, const Error &cause);
   Id128 session() const;
@@ -87,6 +87,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   };
 
   void keep(const std::shared_ptr<Transfer> &transfer);
+  bool park(const Work &work, const Error &cause);
   void start_dial_locked(int64_t deadline_ns);
   void on_dialed(Dialed dialed);
   Error on_message(wire::Message type, std::string_view body);
@@ -131,6 +132,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   std::map<std::string, wire::RegionRecord> by_name_;
   std::unordered_map<uint64_t, std::string> name_of_key_;
   std::vector<std::shared_ptr<Transfer>> waiting_;
+  std::vector<Orphan> parked_;  // parts of transfers, until the path is connected that is to go on with them
   std::unordered_map<uint64_t, std::shared_ptr<Transfer>> notifying_;
   uint64_t next_notify_ = 1;
   std::vector<Orphan> orphans_;

@@ -100,6 +100,7 @@ bool Peer::on_path(uint64_t connection, const std::string &name, const std::shar
                    const Error &error) {
   bool first;
   std::vector<std::shared_ptr<Transfer>> waiting;
+  std::vector<Orphan> parked;
   {
     std::lock_guard lock(mutex_);
     const auto path = find_path_locked(name);
@@ -114,10 +115,12 @@ bool Peer::on_path(uint64_t connection, const std::string &name, const std::shar
     }
     first = state_ == State::kConnecting;
     if (!first) waiting.swap(waiting_);
+    if (!first) parked.swap(parked_);
   }
   if (first && link != nullptr) become_ready();
   if (first && link == nullptr) advance();
   for (const auto &transfer : waiting) submit(transfer);
+  for (Orphan &one : parked) move_on(std::move(one.work), nullptr, one.cause);
   return true;
 }
 
@@ -174,31 +177,46 @@ void Peer::path_failed(const Link &link, const Error &cause) {
   }
 }
 
-void Peer::move_on(std::vector<Work> work, const Link &from, const Error &cause) {
-  for (Work &one : work) {
-    const std::shared_ptr<Transfer> transfer = one.transfer;
+void Peer::move_on(std::vector<Work> work, const Link *from, const Error &cause) {
+  for (const Work &one : work) {
     Error error;
     std::shared_ptr<Link> link;
-    if (!transfer->stopping()) link = route(*transfer, &from, &error);
-    if (link == nullptr) {
-      transfer->descs_failed(one.begin, one.end, transfer->stopping() ? transfer->stop_cause() : cause);
-      continue;
+    do {
+      if (one.transfer->stopping()) break;
+      link = route(*one.transfer, from, &error);
+      // Another thread may be connecting the path.
+    } while (link == nullptr && !error && !park(one, cause));
+    if (link != nullptr) {
+      engine_->stats.retries.fetch_add(1);
+      one.transfer->set_link(link);
+      link->adopt({one}, cause);
+    } else if (error || one.transfer->stopping()) {
+      fail_work({one}, cause);
     }
-    engine_->stats.retries.fetch_add(1);
-    transfer->set_link(link);
-    std::vector<Work> alone;
-    alone.push_back(std::move(one));
-    link->adopt(std::move(alone), cause);
   }
+}
+
+// False when a path has been connected meanwhile, or was given up: then it is to be looked for again.
+bool Peer::park(const Work &work, const Error &cause) {
+  {
+    std::lock_guard lock(mutex_);
+    if (state_ == State::kReady) {
+      const bool coming = std::any_of(paths_.begin(), paths_.end(), [](const Path &path) { return path.connecting; });
+      if (coming) parked_.push_back({{work}, cause});
+      return coming;
+    }
+  }
+  fail_work({work}, cause);
+  return true;
 }
 
 // Why the paths are not used that would be cheaper than the one in use.
 std::string Peer::fallback_locked() const {
   std::string text;
   for (const Path &path : paths_) {
+    const std::string reason = path.link != nullptr ? path.link->shortcoming() : path.why_not;
+    if (!reason.empty()) text += (text.empty() ? "" : "; ") + std::string(path.transport->name()) + ": " + reason;
     if (path.link != nullptr) break;
-    if (path.why_not.empty()) continue;
-    text += (text.empty() ? "" : "; ") + std::string(path.transport->name()) + ": " + path.why_not;
   }
   return text;
 }

@@ -2,6 +2,7 @@
 // What a peer does for its transfers: hands them to the link or keeps them until it is connected, carries their
 // notifications, and settles what a lost connection left open.
 #include <algorithm>
+#include <iterator>
 
 #include "engine.hpp"
 #include "peer.hpp"
@@ -81,8 +82,13 @@ void Peer::send_notify(const std::shared_ptr<Transfer> &transfer) {
 
 void Peer::forget(Transfer &transfer) {
   std::shared_ptr<Transfer> waiting, notifying;
+  std::vector<Orphan> parked;
   {
     std::lock_guard lock(mutex_);
+    const auto others = std::partition(parked_.begin(), parked_.end(),
+                                       [&](const Orphan &one) { return one.work.front().transfer.get() != &transfer; });
+    std::move(others, parked_.end(), std::back_inserter(parked));
+    parked_.erase(others, parked_.end());
     const auto it = std::find_if(waiting_.begin(), waiting_.end(), [&](const auto &t) { return t.get() == &transfer; });
     if (it != waiting_.end()) {
       waiting = std::move(*it);
@@ -97,6 +103,7 @@ void Peer::forget(Transfer &transfer) {
   }
   const Error cause = transfer.stop_cause();
   if (waiting != nullptr) waiting->fail(cause);
+  for (const Orphan &one : parked) fail_work(one.work, cause);
   if (notifying != nullptr) notifying->notify_done(cause);
 }
 

@@ -79,7 +79,7 @@ void Region::unshare(const UseTable &table) {
   });
 }
 
-void Region::stop_sharing(int64_t until) {
+bool Region::stop_sharing(int64_t until) {
   std::vector<Share> shares;
   {
     std::lock_guard lock(mutex_);
@@ -90,9 +90,10 @@ void Region::stop_sharing(int64_t until) {
   for (const Share &share : shares) {
     quiet = (share.table->wait_unused(share.slot, until) || share.table->abandon(share.slot)) && quiet;
   }
-  if (!quiet) memory->detach();
+  if (!quiet && !memory->detach()) return false;
   std::lock_guard lock(mutex_);
   if (memory != nullptr) memory->forget_fd();
+  return true;
 }
 
 Error RegionTable::insert(const std::shared_ptr<Region> &region) {

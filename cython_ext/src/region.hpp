@@ -65,8 +65,8 @@ class Region {
   mp_status share(std::shared_ptr<UseTable> table, uint32_t slot, std::shared_ptr<const Fd> *fd);
   void unshare(const UseTable &table);
   // After try_release: returns when no peer copies to or from the memory any more. Those that do not stop until `until`
-  // keep old pages that are not this region's any more.
-  void stop_sharing(int64_t until);
+  // keep old pages that are not this region's any more. False when there is no memory for new ones.
+  bool stop_sharing(int64_t until);
 
  private:
   struct Share {

@@ -130,6 +130,12 @@ bool ShmLink::takes(const Transfer &transfer) const {
                       [&](const Desc &desc) { return refused_.count(desc.key) != 0; });
 }
 
+std::string ShmLink::shortcoming() const {
+  if (!usable_.load() || peer_copies_.load()) return {};
+  return "only for memory that the peer's engine allocated: the peer may not reach into this process (" +
+         errno_text(copies_errno_.load()) + ")";
+}
+
 void ShmLink::submit(const std::shared_ptr<Transfer> &transfer) {
   size_t mapped = 0, refused = 0;
   const std::vector<uint64_t> keys = keys_of(*transfer);
@@ -185,7 +191,7 @@ void ShmLink::not_moved(Work work, const Error &cause) { go_elsewhere({std::move
 void ShmLink::go_elsewhere(std::vector<Work> work, const Error &cause) {
   const std::shared_ptr<Peer> peer = peer_.lock();
   if (peer == nullptr) return fail_work(work, cause);
-  peer->move_on(std::move(work), *this, cause);
+  peer->move_on(std::move(work), this, cause);
 }
 
 void ShmLink::adopt(std::vector<Work> work, const Error &cause) {
@@ -306,6 +312,11 @@ void ShmLink::region_gone(uint64_t key) {
 
 // The last user of a mapping is gone. May be called by any thread, under no lock of this link.
 void ShmLink::unmapped(uint64_t key) {
+  {
+    // There is room again for regions that were refused.
+    std::unique_lock regions(regions_mutex_);
+    refused_.clear();
+  }
   std::lock_guard lock(mutex_);
   if (!ended_) send_locked(shm::request_header(shm::kUnmap, key), nullptr);
 }
@@ -443,9 +454,9 @@ void ShmLink::broken(const Error &cause, bool peer_gone) {
   }
   const Error error = peer->describe(cause, path());
   peer->path_failed(*this, error);
-  peer->move_on(std::move(left.never_begun), *this, error);
+  peer->move_on(std::move(left.never_begun), this, error);
   if (settled) {
-    peer->move_on(std::move(left.sent), *this, error);
+    peer->move_on(std::move(left.sent), this, error);
   } else {
     peer->orphan(std::move(left.sent), error);
   }

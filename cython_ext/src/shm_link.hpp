@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <cerrno>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -29,6 +30,7 @@ class ShmLink final : public CopyLink, public Handler {
   // Proves to the peer which process this is; `connected` is called when it has answered.
   void open(int64_t deadline_ns);
   bool takes(const Transfer &transfer) const override;
+  std::string shortcoming() const override;
   void submit(const std::shared_ptr<Transfer> &transfer) override;
   void adopt(std::vector<Work> work, const Error &cause) override;
   void cancel(Transfer &transfer) override;
@@ -108,6 +110,7 @@ class ShmLink final : public CopyLink, public Handler {
   WorkQueue requests_;  // what the peer copies
   std::atomic<bool> usable_{false};
   std::atomic<bool> peer_copies_{false};
+  std::atomic<int> copies_errno_{EPERM};  // why not
 
   mutable std::mutex mutex_;
   Connected connected_;

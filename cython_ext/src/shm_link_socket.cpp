@@ -65,6 +65,11 @@ bool ShmLink::receive_locked(Todo *todo) {
       }
     }
     progress_at_ = now_ns();
+    if ((message.msg_flags & MSG_CTRUNC) != 0) {
+      todo->fault = make_error(MP_LIMIT, "this process has no descriptor left for memory of the peer",
+                               "close files, or raise `ulimit -n`");
+      return false;
+    }
     if (fds_.size() <= kDescriptorsMax) return true;
     todo->fault = make_error(MP_PROTOCOL, "the peer sent descriptors that nobody asked for");
     return false;
@@ -113,6 +118,7 @@ bool ShmLink::on_opened_locked(const shm::CopyResponse &response) {
   std::string why_not;
   table_ = UseTable::open(fd, &why_not);
   peer_copies_.store(response.header.status == MP_OK);
+  copies_errno_.store(static_cast<int>(response.header.value));
   usable_.store(table_ != nullptr);
   return table_ != nullptr;
 }

@@ -11,14 +11,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from moonpool.address import Address, parse_address
-from moonpool.transfer_engine.errors import AddressError, ClosedError
+from moonpool.transfer_engine.errors import AddressError, ArgumentTypeError, ClosedError
 from moonpool.transfer_engine.testing._relaying import Applied, Relayed, Target
-from moonpool.transfer_engine.testing.rules import Reorder, draw
+from moonpool.transfer_engine.testing.rules import Reorder, Rule, draw
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from moonpool.transfer_engine.testing.rules import Kind, Rule
+    from moonpool.transfer_engine.testing.rules import Kind
 
 __all__ = ["FaultProxy"]
 
@@ -142,7 +142,14 @@ class FaultProxy:
         return self._call(cut)
 
     def apply(self, *rules: Rule) -> None:
-        """Add rules to those in force. They concern the connections that are there, and those that come."""
+        """Add rules to those in force. They concern the connections that are there, and those that come.
+
+        Raises:
+            ArgumentTypeError: one of them is no rule.
+        """
+        for rule in rules:
+            if not isinstance(rule, Rule) or type(rule) is Rule:
+                raise ArgumentTypeError(f"{rule!r} is no rule", hint="a Delay, Cut, Corrupt, Refuse or Reorder")
 
         def apply() -> None:
             for rule in rules:
