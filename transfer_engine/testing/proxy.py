@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, TypeVar
 from moonpool.address import Address, parse_address
 from moonpool.transfer_engine.errors import AddressError, ArgumentTypeError, ClosedError
 from moonpool.transfer_engine.testing._relaying import Applied, Relayed, Target
-from moonpool.transfer_engine.testing.rules import Reorder, Rule, draw
+from moonpool.transfer_engine.testing.rules import Corrupt, Cut, Delay, Refuse, Reorder, draw
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from moonpool.transfer_engine.testing.rules import Kind
+    from moonpool.transfer_engine.testing.rules import Kind, Rule
 
 __all__ = ["FaultProxy"]
 
@@ -148,7 +148,7 @@ class FaultProxy:
             ArgumentTypeError: one of them is no rule.
         """
         for rule in rules:
-            if not isinstance(rule, Rule) or type(rule) is Rule:
+            if not isinstance(rule, (Delay, Cut, Corrupt, Refuse, Reorder)):
                 raise ArgumentTypeError(f"{rule!r} is no rule", hint="a Delay, Cut, Corrupt, Refuse or Reorder")
 
         def apply() -> None:
