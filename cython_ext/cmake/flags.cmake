@@ -7,7 +7,7 @@ target_compile_options(moonpool_flags INTERFACE -Wall -Wextra)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # GCC 12 sees an overlap, or a copy of half the address space, in `"text" + std::string`:
   # https://gcc.gnu.org/bugzilla/show_bug.cgi?id=105651, id=105329
-  target_compile_options(moonpool_flags INTERFACE -Wno-restrict -Wno-stringop-overflow)
+  target_compile_options(moonpool_flags INTERFACE -Wno-restrict -Wno-stringop-overflow -Wno-array-bounds)
 endif()
 if(MOONPOOL_WERROR)
   target_compile_options(moonpool_flags INTERFACE -Werror)

@@ -288,13 +288,17 @@ TEST_F(EngineShmStuck, InManyRegionsHoldsAnEngineUpOnlyOnce) {
     config.progress_timeout_ms = 400;
   });
   std::vector<RegionHandle> regions;
-  for (int i = 0; i < kRegions; ++i) regions.push_back(owner.allocate(4096, ("r" + std::to_string(i)).c_str()));
+  std::vector<std::string> names;
+  for (int i = 0; i < kRegions; ++i) {
+    names.push_back(std::to_string(i));
+    regions.push_back(owner.allocate(4096, names.back().c_str()));
+  }
   RawShmClient client(owner.port());
   ASSERT_TRUE(client.connect());
   ASSERT_TRUE(client.open());
   std::vector<RawShmClient::Mapped> mapped(kRegions);
   for (int i = 0; i < kRegions; ++i) {
-    ASSERT_TRUE(client.map(client.raw().key("r" + std::to_string(i)), &mapped[static_cast<size_t>(i)]));
+    ASSERT_TRUE(client.map(client.raw().key(names[static_cast<size_t>(i)]), &mapped[static_cast<size_t>(i)]));
     ASSERT_TRUE(client.table().begin_use(mapped[static_cast<size_t>(i)].slot));
   }
   auto closing = std::async(std::launch::async, [&] { owner.close(); });
