@@ -29,7 +29,7 @@ from moonpool.bench.options import (
     json_option,
     plot_option,
 )
-from moonpool.bench.perform import COLUMNS, StatusLine, fixed_parameters, say, write_json
+from moonpool.bench.perform import COLUMNS, Ending, StatusLine, fixed_parameters, say, write_json
 from moonpool.bench.plot import plot_comparison
 from moonpool.bench.report import work_text
 from moonpool.bench.sweep import Sweep
@@ -191,42 +191,27 @@ def _perform(
         # A setting of the engine that cannot be: no engine could be opened either.
         say(str(error))
         return ExitStatus.FAILED
-    failure: MoonpoolError | None = None
-    interrupted = False
+    ending = Ending()
     with StatusLine() as line:
         progress = _Progress(line, options.rounds)
         comparison = Comparison(options, progress)
-        try:
-            with comparison:
-                comparison.run(works)
-        except KeyboardInterrupt:
-            interrupted = True
-        except MoonpoolError as error:
-            failure = error
+        with ending, comparison:
+            comparison.run(works)
     environment["versions"] = {name: version for name, version in comparison.versions.items() if version}
     rows = progress.rows
     if json_file != "-" and rows:
         print_comparison(Console(width=None if sys.stdout.isatty() else COLUMNS), environment, rows, comparison.skipped)
     if json_file is not None:
-        write_json(jsonform.comparison(environment, rows, comparison.skipped, interrupted=interrupted), json_file)
+        write_json(
+            jsonform.comparison(environment, rows, comparison.skipped, interrupted=ending.interrupted), json_file
+        )
     if plot_file is not None and rows:
         plot_comparison(rows, plot_file)
-    if failure is not None:
-        say(str(failure))
-    if interrupted:
-        say("interrupted; what was measured until then is shown")
-    return _status(rows, interrupted=interrupted, failed=failure is not None)
-
-
-def _status(rows: Sequence[CompareRow], *, interrupted: bool, failed: bool) -> ExitStatus:
+    ending.say()
     # Wrong bytes of another engine are a finding about that engine.
     ours = {REFERENCE, "sockets", "memcpy", "process_vm"}
     entries = [entry for row in rows for name, entry in row.entries.items() if name in ours]
-    if not all(entry.result.verified for entry in entries):
-        return ExitStatus.NOT_VERIFIED
-    if interrupted:
-        return ExitStatus.INTERRUPTED
-    return ExitStatus.FAILED if failed else ExitStatus.OK
+    return ending.status(verified=all(entry.result.verified for entry in entries))
 
 
 def _parameters(works: Sequence[Work], options: CompareOptions) -> dict[str, Any]:

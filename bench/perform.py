@@ -91,39 +91,59 @@ def perform(
         # A setting of the engine that cannot be: no engine could be opened either.
         say(str(error))
         return ExitStatus.FAILED
-    failure: MoonpoolError | None = None
-    interrupted = False
+    ending = Ending()
     with StatusLine() as line:
         progress = _Progress(line, options.rounds)
-        try:
-            with Runner(options, progress) as runner:
-                environment["target"] = runner.describe_target()
-                runner.run(works)
-        except KeyboardInterrupt:
-            interrupted = True
-        except MoonpoolError as error:
-            failure = error
+        with ending, Runner(options, progress) as runner:
+            environment["target"] = runner.describe_target()
+            runner.run(works)
     results = progress.results
 
     if json_file != "-" and results:
         print_report(Console(width=None if sys.stdout.isatty() else COLUMNS), environment, results)
     if json_file is not None:
-        write_json(jsonform.document(environment, results, interrupted=interrupted), json_file)
+        write_json(jsonform.document(environment, results, interrupted=ending.interrupted), json_file)
     if plot_file is not None and results:
         plot(results, plot_file)
-    if failure is not None:
-        say(str(failure))
-    if interrupted:
-        say("interrupted; what was measured until then is shown")
+    ending.say()
     complaints = [f"NOT VERIFIED: {work_text(result.work)}: {text}" for result in results for text in result.complaints]
     if json_file == "-":
         for complaint in complaints:
             say(complaint)
-    if complaints:
-        return ExitStatus.NOT_VERIFIED
-    if interrupted:
-        return ExitStatus.INTERRUPTED
-    return ExitStatus.OK if failure is None else ExitStatus.FAILED
+    return ending.status(verified=not complaints)
+
+
+class Ending:
+    """How a run ended. A context manager that takes what ends a run early, so that what was measured is still shown."""
+
+    def __init__(self) -> None:
+        #: Whether it was Ctrl-C.
+        self.interrupted = False
+        self._failure: MoonpoolError | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        self.interrupted = isinstance(error, KeyboardInterrupt)
+        if isinstance(error, MoonpoolError):
+            self._failure = error
+        return self.interrupted or self._failure is not None
+
+    def say(self) -> None:
+        """Say on standard error why it ended early, if it did."""
+        if self._failure is not None:
+            say(str(self._failure))
+        if self.interrupted:
+            say("interrupted; what was measured until then is shown")
+
+    def status(self, *, verified: bool) -> ExitStatus:
+        """Return the exit status: wrong bytes come before everything else."""
+        if not verified:
+            return ExitStatus.NOT_VERIFIED
+        if self.interrupted:
+            return ExitStatus.INTERRUPTED
+        return ExitStatus.OK if self._failure is None else ExitStatus.FAILED
 
 
 def say(text: str, style: str = "bold red") -> None:

@@ -85,6 +85,17 @@ class TargetSide(ABC):
         """Give back what belongs to this row."""
 
 
+class PassiveTarget(TargetSide):
+    """A target that has nothing to do but to say what the initiating side needs: its memory is reached without it."""
+
+    def __init__(self, offer: dict[str, Any]) -> None:
+        self.offer = offer
+
+    def close(self) -> None:
+        """Let go of what was offered."""
+        self.offer = {}
+
+
 class InitiatorSide(ABC):
     """The side that runs transfers."""
 

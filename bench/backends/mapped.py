@@ -7,16 +7,15 @@ import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from moonpool import _limits
-from moonpool.bench.backends.base import Backend, InitiatorSide, Place, RowSide, TargetSide
-from moonpool.bench.backends.sockets import descriptors, limit_window
+from moonpool.bench.backends.base import Backend, InitiatorSide, PassiveTarget, Place, RowSide, TargetSide
+from moonpool.bench.backends.memcpy import Copying
+from moonpool.bench.backends.sockets import descriptors
 from moonpool.bench.memory import SharedFile, allocate_shared, file_of, map_file
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from moonpool.bench.measure import Window
     from moonpool.bench.work import Work
 
 __all__ = ["MappedCopy", "copying_threads"]
@@ -45,48 +44,15 @@ class MappedCopy(Backend):
 
     def target(self, row: RowSide) -> TargetSide:
         """Say where the memory can be mapped."""
-        return _Target({"file": asdict(file_of(row.memory)), "length": len(row.memory)})
+        return PassiveTarget({"file": asdict(file_of(row.memory)), "length": len(row.memory)})
 
     def initiator(self, row: RowSide, offer: dict[str, Any]) -> InitiatorSide:
         """Map it, once for all rows, and copy."""
         if self._mapped is None or self._mapped[0] != offer:
             self._mapped = offer, map_file(SharedFile(**offer["file"]), int(offer["length"]))
-        return _Initiator(row, self._mapped[1])
+        other = descriptors(row, self._mapped[1], remote=True)
+        return Copying(row, other, row.width or copying_threads(row.work), "shm")
 
     def close(self) -> None:
         """Give back the memory and the mapping."""
         self._memory = self._mapped = None
-
-
-class _Target(TargetSide):
-    def __init__(self, offer: dict[str, Any]) -> None:
-        self.offer = offer
-
-    def close(self) -> None:
-        pass
-
-
-class _Initiator(InitiatorSide):
-    def __init__(self, row: RowSide, mapped: NDArray[np.uint8]) -> None:
-        super().__init__(row.work.threads)
-        own, other = descriptors(row, row.memory), descriptors(row, mapped, remote=True)
-        self._width = row.width or copying_threads(row.work)
-        self._to, self._from = (own, other) if row.work.op == "read" else (other, own)
-
-    @property
-    def width(self) -> int | None:
-        return self._width
-
-    @property
-    def path(self) -> str | None:
-        return "shm"
-
-    def run(self, seconds: float) -> Window:
-        return limit_window(
-            lambda samples: _limits.copy_run(
-                self._to, self._from, self._width, int(seconds * 1e9), self.stop, self.next_batch, samples
-            )
-        )
-
-    def close(self) -> None:
-        pass

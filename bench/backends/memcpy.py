@@ -6,11 +6,11 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from moonpool import _limits
-from moonpool.bench.backends.base import Backend, InitiatorSide, RowSide, TargetSide
+from moonpool.bench.backends.base import Backend, InitiatorSide, PassiveTarget, RowSide, TargetSide
 from moonpool.bench.backends.sockets import descriptors, limit_window
 from moonpool.bench.measure import Window
 
-__all__ = ["Memcpy"]
+__all__ = ["Copying", "Memcpy"]
 
 
 class Memcpy(Backend):
@@ -20,33 +20,35 @@ class Memcpy(Backend):
 
     def target(self, row: RowSide) -> TargetSide:
         """Offer the memory itself."""
-        return _Target(row)
+        return PassiveTarget({"descriptors": descriptors(row, row.memory)})
 
     def initiator(self, row: RowSide, offer: dict[str, Any]) -> InitiatorSide:
         """Copy between the two."""
-        return _Initiator(row, offer["descriptors"])
+        return Copying(row, offer["descriptors"], row.width)
 
 
-class _Target(TargetSide):
-    def __init__(self, row: RowSide) -> None:
-        self.offer = {"descriptors": descriptors(row, row.memory)}
+class Copying(InitiatorSide):
+    """Copies with `width` threads between this side's memory and `other`, which lies in this process too."""
 
-    def close(self) -> None:
-        self.offer = {}
-
-
-class _Initiator(InitiatorSide):
-    def __init__(self, row: RowSide, other: _limits.Descriptors) -> None:
+    def __init__(self, row: RowSide, other: _limits.Descriptors, width: int, path: str | None = None) -> None:
         super().__init__(row.work.threads)
         own = descriptors(row, row.memory)
-        self._width = row.width
+        self._width = width
+        self._path = path
         self._to, self._from = (own, other) if row.work.op == "read" else (other, own)
 
     @property
     def width(self) -> int | None:
+        """Return the threads that copy."""
         return self._width
 
+    @property
+    def path(self) -> str | None:
+        """Return the path, if it was given one."""
+        return self._path
+
     def run(self, seconds: float) -> Window:
+        """Copy for so long."""
         return limit_window(
             lambda samples: _limits.copy_run(
                 self._to, self._from, self._width, int(seconds * 1e9), self.stop, self.next_batch, samples
@@ -54,4 +56,4 @@ class _Initiator(InitiatorSide):
         )
 
     def close(self) -> None:
-        pass
+        """Do nothing: it holds nothing of its own."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from moonpool.bench.backends.base import Backend, InitiatorSide, Place, RowSide, TargetSide
+from moonpool.bench.backends.base import Backend, InitiatorSide, PassiveTarget, Place, RowSide, TargetSide
 from moonpool.bench.backends.driving import run_threads
 from moonpool.bench.backends.installed import imported, version_of
 from moonpool.bench.errors import BenchError
@@ -50,7 +50,9 @@ class Mooncake(Backend):
     def target(self, row: RowSide) -> TargetSide:
         """Register the memory, and tell its address."""
         self._register(row)
-        return _Target({"segment": f"{self.place.host}:{self._engine.get_rpc_port()}", "base": row.memory.ctypes.data})
+        return PassiveTarget(
+            {"segment": f"{self.place.host}:{self._engine.get_rpc_port()}", "base": row.memory.ctypes.data}
+        )
 
     def initiator(self, row: RowSide, offer: dict[str, Any]) -> InitiatorSide:
         """Read or write that memory from registered memory of this side."""
@@ -68,16 +70,6 @@ class Mooncake(Backend):
             self.close()
             _check(self._engine.register_memory(row.memory.ctypes.data, len(row.memory)), "register_memory")
             self._memory = row.memory
-
-
-class _Target(TargetSide):
-    """The engine serves by itself."""
-
-    def __init__(self, offer: dict[str, Any]) -> None:
-        self.offer = offer
-
-    def close(self) -> None:
-        pass
 
 
 class _Initiator(InitiatorSide):

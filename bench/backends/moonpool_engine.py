@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from moonpool.address import Address
-from moonpool.bench.backends.base import Backend, InitiatorSide, Place, RowSide, TargetSide
+from moonpool.bench.backends.base import Backend, InitiatorSide, PassiveTarget, Place, RowSide, TargetSide
 from moonpool.bench.backends.driving import run_threads
 from moonpool.transfer_engine import TransferEngine
 
@@ -57,7 +57,7 @@ class _Moonpool(Backend):
     def target(self, row: RowSide) -> TargetSide:
         """Listen, and offer the row's memory as a region."""
         engine = self._ready(row, target=True)
-        return _Target({"address": engine.address})
+        return PassiveTarget({"address": engine.address})
 
     def initiator(self, row: RowSide, offer: dict[str, Any]) -> InitiatorSide:
         """Connect, and read or write that region from one of its own."""
@@ -132,16 +132,6 @@ class MoonpoolLocal(_Moonpool):
     """Between two engines of one process."""
 
     transport = "local"
-
-
-class _Target(TargetSide):
-    """The engine serves by itself."""
-
-    def __init__(self, offer: dict[str, Any]) -> None:
-        self.offer = offer
-
-    def close(self) -> None:
-        pass
 
 
 class _Initiator(InitiatorSide):

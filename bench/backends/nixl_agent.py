@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from moonpool.bench.backends.base import Backend, InitiatorSide, Place, RowSide, TargetSide
+from moonpool.bench.backends.base import Backend, InitiatorSide, PassiveTarget, Place, RowSide, TargetSide
 from moonpool.bench.backends.driving import run_threads
 from moonpool.bench.backends.installed import imported, version_of
 from moonpool.bench.errors import BenchError
@@ -53,7 +53,7 @@ class Nixl(Backend):
         """Register the memory, and hand out the agent's metadata."""
         # Over TCP a target answers only while something drives it: its progress thread, which is NIXL's default.
         agent = self._ready(row, progress=True)
-        return _Target({"metadata": agent.get_agent_metadata().hex(), "base": row.memory.ctypes.data})
+        return PassiveTarget({"metadata": agent.get_agent_metadata().hex(), "base": row.memory.ctypes.data})
 
     def initiator(self, row: RowSide, offer: dict[str, Any]) -> InitiatorSide:
         """Load the metadata, connect, and prepare every transfer of the row."""
@@ -92,16 +92,6 @@ class Nixl(Backend):
             self._memory = row.memory
             self._synchronized = synchronized
         return self._agent
-
-
-class _Target(TargetSide):
-    """The agent's progress thread serves."""
-
-    def __init__(self, offer: dict[str, Any]) -> None:
-        self.offer = offer
-
-    def close(self) -> None:
-        pass
 
 
 class _Initiator(InitiatorSide):

@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from moonpool import _limits
-from moonpool.bench.backends.base import Backend, InitiatorSide, RowSide, TargetSide
+from moonpool.bench.backends.base import Backend, InitiatorSide, PassiveTarget, RowSide, TargetSide
 from moonpool.bench.backends.mapped import copying_threads
 from moonpool.bench.backends.sockets import OPS, descriptors, limit_window
 
@@ -24,19 +24,11 @@ class ProcessVm(Backend):
 
     def target(self, row: RowSide) -> TargetSide:
         """Say which process it is, and where its memory lies."""
-        return _Target({"pid": os.getpid(), "base": row.memory.ctypes.data, "length": len(row.memory)})
+        return PassiveTarget({"pid": os.getpid(), "base": row.memory.ctypes.data, "length": len(row.memory)})
 
     def initiator(self, row: RowSide, offer: dict[str, Any]) -> InitiatorSide:
         """Copy between the two processes."""
         return _Initiator(row, offer)
-
-
-class _Target(TargetSide):
-    def __init__(self, offer: dict[str, Any]) -> None:
-        self.offer = offer
-
-    def close(self) -> None:
-        pass
 
 
 class _Initiator(InitiatorSide):

@@ -193,12 +193,8 @@ Error Peer::on_message(wire::Message type, std::string_view body) {
       for (const auto &link : links) link->region_gone(key);
       return {};
     }
-    case wire::kSync: {
-      std::lock_guard lock(mutex_);
-      if (state_ != State::kConnecting || !paths_.empty()) return {};
-      paths_ = possible_paths(offers_, incarnation_);
-    }
-      advance();
+    case wire::kSync:
+      on_sync();
       return {};
     case wire::kNotifyAck: {
       uint64_t id = 0;

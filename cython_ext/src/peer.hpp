@@ -91,6 +91,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   void start_dial_locked(int64_t deadline_ns);
   void on_dialed(Dialed dialed);
   Error on_message(wire::Message type, std::string_view body);
+  void on_sync();
   void become_ready();
   std::vector<Path> possible_paths(const std::vector<Offer> &offers, const Id128 &incarnation) const;
   void advance();

@@ -45,6 +45,16 @@ std::vector<Peer::Path> Peer::possible_paths(const std::vector<Offer> &offers, c
   return paths;
 }
 
+// The peer has announced itself; the first path is connected before it counts as connected.
+void Peer::on_sync() {
+  {
+    std::lock_guard lock(mutex_);
+    if (state_ != State::kConnecting || !paths_.empty()) return;
+    paths_ = possible_paths(offers_, incarnation_);
+  }
+  advance();
+}
+
 // While connecting: tries the next path, or gives up.
 void Peer::advance() {
   Transport *next = nullptr;
