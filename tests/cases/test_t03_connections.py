@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 
 from engine_testing.fixtures import OpenEngine
-from engine_testing.leaks import sockets
+from engine_testing.leaks import eventually, sockets
 from engine_testing.processes import Target
 
 from moonpool.transfer_engine.testing import FaultProxy
@@ -57,4 +57,4 @@ def test_handles_on_one_peer_do_not_multiply_idle_sockets(open_engine: OpenEngin
         with client.connect(server.address or "") as peer:
             client.read(peer, local, peer.regions["kv"]).wait()
         # Each side holds its end of the control connection and of the lanes, until it has seen the other's close.
-        assert sockets() - before <= 4 * (1 + LANES)
+        assert eventually(lambda: sockets() - before <= 4 * (1 + LANES))
