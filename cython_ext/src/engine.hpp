@@ -75,6 +75,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   }
 
   IoThread &next_io() { return *io_[next_io_.fetch_add(1) % io_.size()]; }
+  // To help a thread that is busy itself.
+  IoThread &next_io_but(const IoThread &busy) {
+    IoThread &next = next_io();
+    return &next != &busy ? next : next_io();
+  }
   size_t io_count() const { return io_.size(); }
   size_t peer_count() const;
   size_t session_count() const;

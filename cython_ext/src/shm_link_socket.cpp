@@ -43,9 +43,8 @@ void ShmLink::drive_locked(Todo *todo) {
 // True when something came.
 bool ShmLink::receive_locked(Todo *todo) {
   if (todo->fault) return false;
-  const size_t had = in_.size();
-  in_.resize(had + kReceiveBytes);
-  iovec piece{in_.data() + had, kReceiveBytes};
+  char buffer[kReceiveBytes];
+  iovec piece{buffer, sizeof buffer};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
   msghdr message{};
   message.msg_iov = &piece;
@@ -54,8 +53,8 @@ bool ShmLink::receive_locked(Todo *todo) {
   message.msg_controllen = sizeof control;
   const ssize_t n = recvmsg(fd(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   const int err = errno;
-  in_.resize(had + (n > 0 ? static_cast<size_t>(n) : 0));
   if (n > 0) {
+    in_.append(buffer, static_cast<size_t>(n));
     for (cmsghdr *header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
       if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
       for (size_t at = 0; at + sizeof(int) <= header->cmsg_len - CMSG_LEN(0); at += sizeof(int)) {
@@ -205,9 +204,12 @@ void ShmLink::pump_locked(Todo *todo) {
     header.count = static_cast<uint32_t>(descs.size());
     if (sent_.empty()) progress_at_ = now_ns();
     sent_.emplace(header.id, std::move(work));
-    send_locked(header, descs.data());
-    watch_progress_locked();
+    shm::encode(header, descs.data(), &out_);
   }
+  if (out_.empty()) return;
+  // All of them at once: the peer looks at what has come and shares that out among its threads.
+  flush_locked();
+  watch_progress_locked();
 }
 
 void ShmLink::flush_locked() {

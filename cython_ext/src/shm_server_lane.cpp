@@ -123,7 +123,7 @@ void ShmServerLane::on_events(uint32_t) {
     // One thread does one request; others help when there are more.
     const size_t helpers = std::min(pending_.size(), engine_.io_count());
     for (size_t i = 1; i < helpers; ++i) {
-      engine_.next_io().post([weak = weak_from_this()] {
+      engine_.next_io_but(io_).post([weak = weak_from_this()] {
         if (auto self = weak.lock()) self->work();
       });
     }
@@ -134,12 +134,10 @@ void ShmServerLane::on_events(uint32_t) {
 
 // False at the end of the stream.
 bool ShmServerLane::receive_locked() {
-  const size_t had = in_.size();
-  in_.resize(had + kReceiveBytes);
-  const Step step = receive_bytes(fd(), in_.data() + had, kReceiveBytes);
-  in_.resize(had + (step.kind == Step::kMoved ? step.bytes : 0));
+  char buffer[kReceiveBytes];
+  const Step step = receive_bytes(fd(), buffer, sizeof buffer);
   // What a client sends after this side has ended the lane means nothing any more.
-  if (closed_) in_.clear();
+  if (!closed_ && step.kind == Step::kMoved) in_.append(buffer, step.bytes);
   return step.kind == Step::kMoved || step.kind == Step::kBlocked;
 }
 
