@@ -67,9 +67,16 @@ fuzz: $(STAMPS)/system-fuzz  ## Look for faults in every decoder for a minute ea
 fuzz-minimise: $(STAMPS)/system-fuzz  ## Take what fuzzing found into the corpora that are kept (TARGETS=)
 	@tools/fuzz.sh minimise $(TARGETS)
 
+# Processes that share the tests of a suite: JOBS, but one where all of them need the same machine.
+WORKERS_rdma_lab := 0
 .PHONY: $(SUITES:%=test-%)
 $(SUITES:%=test-%): test-%: $(STAMPS)/installed $(STAMPS)/test
-	@$(SUITE) $* $(BIN)/pytest -n $(JOBS) tests/$* $(ARGS)
+	@$(SUITE) $* $(BIN)/pytest -n $(or $(WORKERS_$*),$(JOBS)) tests/$* $(ARGS)
+test-rdma_lab: $(STAMPS)/system-rdma-lab
+
+.PHONY: rdma-lab
+rdma-lab: $(STAMPS)/installed $(STAMPS)/test $(STAMPS)/system-rdma-lab  ## A shell in an emulated machine with RDMA devices (ARGS="ibv_devinfo" runs that)
+	@PYTHONPATH=tests $(BIN)/python -m rdma_lab $(ARGS)
 
 SOAK_SECONDS ?= 600
 .PHONY: soak
@@ -87,16 +94,9 @@ clean:  ## Remove everything that was built or installed here
 
 # ---------------------------------------------------------------- set-up; a stamp is older than what it was made from
 
-$(STAMPS)/system-build: tools/setup-system.sh
-	@$(SUITE) setup tools/setup-system.sh build
-	@mkdir -p $(@D) && touch $@
-
-$(STAMPS)/system-test: tools/setup-system.sh
-	@$(SUITE) setup tools/setup-system.sh test
-	@mkdir -p $(@D) && touch $@
-
-$(STAMPS)/system-fuzz: tools/setup-system.sh
-	@$(SUITE) setup tools/setup-system.sh fuzz
+SYSTEMS := build test fuzz rdma-lab
+$(SYSTEMS:%=$(STAMPS)/system-%): $(STAMPS)/system-%: tools/setup-system.sh
+	@$(SUITE) setup tools/setup-system.sh $*
 	@mkdir -p $(@D) && touch $@
 
 $(STAMPS)/venv: pyproject.toml tools/requirements.py $(STAMPS)/system-build

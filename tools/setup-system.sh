@@ -7,9 +7,11 @@
 #   tools/setup-system.sh build    what building the package needs
 #   tools/setup-system.sh test     that, and what the native unit tests need
 #   tools/setup-system.sh fuzz     what building the package and the fuzz targets needs
+#   tools/setup-system.sh rdma-lab what building the package and the emulated machine of tests/rdma_lab needs; where that
+#                                  cannot be, its tests skip, so this only says what is missing
 set -euo pipefail
 
-purpose=${1:?"usage: tools/setup-system.sh build|test|fuzz"}
+purpose=${1:?"usage: tools/setup-system.sh build|test|fuzz|rdma-lab"}
 python=${PYTHON:-python3}
 missing=()
 
@@ -26,6 +28,10 @@ static_library() { [[ $("${CXX:-c++}" -print-file-name="$1") == */* ]]; }
 fuzzer() {
   echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char *, unsigned long) { return 0; }' |
     clang++ -xc++ -fsanitize=fuzzer,address,undefined - -o /dev/null
+}
+# The machine runs Debian's Python with the packages of this one.
+lab_is_possible() {
+  [[ $(uname -m) == x86_64 ]] && "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'
 }
 python_headers() { [[ -f $("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h ]]; }
 
@@ -46,17 +52,32 @@ look() {
     need clang clang++ --version
     need libclang-rt-dev fuzzer
     need llvm llvm-symbolizer --version
+  elif [[ $purpose == rdma-lab ]]; then
+    need qemu-system-x86 qemu-system-x86_64 --version
+    need busybox-static busybox true
+    need kmod command -v depmod
+    need iproute2 command -v ip
+    need ibverbs-utils command -v ibv_devinfo
+    need ibverbs-providers test -f /etc/libibverbs.d/rxe.driver
+    need perftest command -v ib_write_bw
+    need python3-pyverbs test -d /usr/lib/python3/dist-packages/pyverbs
   fi
   if ((${#missing[@]})); then
     mapfile -t missing < <(printf '%s\n' "${missing[@]}" | sort -u)
   fi
 }
 
+PATH+=:/usr/sbin:/sbin
+[[ $purpose != rdma-lab ]] || lab_is_possible || exit 0
 look
 ((${#missing[@]})) || exit 0
 
 if [[ $(id -u) -ne 0 ]] || ! command -v apt-get >/dev/null; then
   command -v apt-get >/dev/null && how="sudo apt-get install -y" || how="your package manager; the Debian names are:"
+  if [[ $purpose == rdma-lab ]]; then
+    echo "moonpool: tests in the emulated machine will skip. Missing: ${missing[*]}. Install with: $how ${missing[*]}" >&2
+    exit 0
+  fi
   echo "moonpool: cannot build yet. Missing: ${missing[*]}. Install with: $how ${missing[*]}" >&2
   exit 1
 fi

@@ -49,8 +49,8 @@ _FILES = {
 }
 # crc32_generic: no declared dependency of rxe, but without it no device comes up. virtio: the way tests are driven.
 _MODULES = "virtio_pci virtio_console crc32_generic rdma_rxe ib_uverbs rdma_ucm veth dummy sch_netem".split()
-# dash: busybox's own shell takes its own ip before the one in PATH.
-_TOOLS = ["/usr/bin/busybox", "/usr/bin/dash", "/usr/sbin/ip", "/usr/sbin/tc", "/usr/bin/rdma", PYTHON]
+# dash for scripts: busybox's own shell takes its own ip before the one in PATH. bash for people.
+_TOOLS = ["/usr/bin/busybox", "/usr/bin/dash", "/usr/bin/bash", "/usr/sbin/ip", "/usr/sbin/tc", "/usr/bin/rdma", PYTHON]
 _PACKAGES = ["perftest", "ibverbs-utils", "python3-pyverbs", "libpython3.11-minimal", "libpython3.11-stdlib"]
 _PROVIDER = ["/etc/libibverbs.d/rxe.driver", "/usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav34.so"]
 _NOT_WANTED = re.compile(
@@ -129,9 +129,20 @@ def _kernel() -> Kernel:
     """Return the kernel that is there, or fetch the one that Debian's linux-image-amd64 stands for."""
     if kept := sorted(CACHE.glob("kernel-*")):
         return Kernel(kept[-1])
+    try:
+        return _fetch_kernel()
+    except ImageError:
+        if os.geteuid() != 0:
+            raise
+        # Nothing was installed for a while: apt knows no kernel, or one that is no longer there.
+        _run("apt-get", "update", limit=240)
+        return _fetch_kernel()
+
+
+def _fetch_kernel() -> Kernel:
     found = re.search(r"linux-image-(\S+)", _run("apt-cache", "depends", "linux-image-amd64").partition("\n")[2])
     if not found:
-        raise ImageError("apt knows no linux-image-amd64: run apt-get update")
+        raise ImageError("apt knows no linux-image-amd64. Run apt-get update as root")
     release = found[1]
     with tempfile.TemporaryDirectory(dir=CACHE) as folder:
         root, ready = Path(folder, "root"), Path(folder, "ready")

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -176,12 +174,3 @@ class Plugin:
         self._lab.close()
 
 
-def install(config: pytest.Config) -> None:
-    """Register all this, once."""
-    if not config.pluginmanager.has_plugin("rdma_lab"):
-        config.pluginmanager.register(Plugin(Lab(start)), "rdma_lab")
-    with suppress(ImportError):
-        import pyverbs  # noqa: F401 - a real one is better
-
-        return
-    sys.meta_path.append(StandIn())

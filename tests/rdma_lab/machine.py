@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import selectors
 import socket
 import subprocess
@@ -71,9 +72,18 @@ class Machine:
         command: given the number of its descriptor for the talk, the command that starts it.
         limit: seconds after which it is over in any case.
         hold: descriptors that it needs besides.
+        show: gets what comes on its console.
     """
 
-    def __init__(self, command: Callable[[int], Sequence[str]], *, limit: float, hold: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        command: Callable[[int], Sequence[str]],
+        *,
+        limit: float,
+        hold: Sequence[int] = (),
+        show: Callable[[bytes], object] | None = None,
+    ) -> None:
+        self._show = show
         self._end = time.monotonic() + limit
         self._limit = limit
         self._console = b""
@@ -131,6 +141,8 @@ class Machine:
         data = self._process.stdout.read1(1 << 16)  # type: ignore[attr-defined]
         if not data:
             self._selector.unregister(self._process.stdout)
+        if self._show is not None:
+            self._show(data)
         self._console = (self._console + data)[-(1 << 16) :]
 
     def _drain(self) -> None:
@@ -169,13 +181,16 @@ class Machine:
         self.close()
 
 
-def boot(job: str, *, limit: float) -> Machine:
+def boot(job: str, *, limit: float, show: Callable[[bytes], object] | None = None) -> Machine:
     """Start the machine with Moonpool, the tests and a job; the image is made first if need be."""
     kernel, base = image.prepare()
     with initrd(base, job) as archive:
-        path = f"/proc/self/fd/{archive.fileno()}"
+        held = archive.fileno()
         return Machine(
-            lambda fd: [*qemu(kernel.binary, path, "quiet"), *devices(fd)], limit=limit, hold=[archive.fileno()]
+            lambda fd: [*qemu(kernel.binary, f"/proc/self/fd/{held}", "quiet"), *devices(fd)],
+            limit=limit,
+            hold=[held],
+            show=show,
         )
 
 
@@ -184,3 +199,15 @@ def devices(fd: int) -> list[str]:
     channel = ["-chardev", f"socket,id=channel,fd={fd}", "-device", "virtio-serial"]
     port = ["-device", f"virtserialport,chardev=channel,name={PORT}"]
     return ["-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console", *channel, *port]
+
+
+def shell() -> int:
+    """Boot the machine with a shell on this terminal, without any limit."""
+    kernel, base = image.prepare()
+    size = os.get_terminal_size()
+    job = f"stty cols {size.columns} rows {size.lines}; exec setsid cttyhack bash"
+    console = ["-chardev", "stdio,id=console,mux=on,signal=off", "-serial", "chardev:console", "-mon", "console"]
+    with initrd(base, f"cd /root\n{job}") as archive:
+        held = archive.fileno()
+        command = [*qemu(kernel.binary, f"/proc/self/fd/{held}", "quiet"), *console]
+        return subprocess.run(command, pass_fds=[held], check=False).returncode

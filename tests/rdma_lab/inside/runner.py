@@ -35,10 +35,10 @@ def open_port() -> int:
 class Served:
     """The pytest plugin that takes the place of its loop over all tests."""
 
-    def __init__(self, descriptor: int, limit: float = HANG_LIMIT) -> None:
+    def __init__(self, descriptor: int, hang_limit: float) -> None:
         self._in = os.fdopen(descriptor, "rb")
         self._out = os.fdopen(os.dup(descriptor), "wb")
-        self._limit = limit
+        self._hang_limit = hang_limit
         self._broken: list[str] = []
 
     def _send(self, event: str, **content: Any) -> None:
@@ -58,7 +58,7 @@ class Served:
             message = json.loads(line)
             item, following = items.get(message["run"]), items.get(message["next"])
             if item is not None:
-                faulthandler.dump_traceback_later(self._limit, exit=True, file=sys.__stderr__)
+                faulthandler.dump_traceback_later(self._hang_limit, exit=True, file=sys.__stderr__)
                 item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
                 faulthandler.cancel_dump_traceback_later()
             self._send("end", known=item is not None)
@@ -69,11 +69,11 @@ class Served:
         self._send("report", report=data)
 
 
-def main(descriptor: int) -> int:
+def main(descriptor: int, folder: Path = HERE, hang_limit: float = HANG_LIMIT) -> int:
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     options = ["-p", "pytest_timeout", "-o", f"timeout={TEST_LIMIT}", "-o", "timeout_method=signal"]
     quiet = ["-p", "no:cacheprovider", "--quiet", "--no-header", "--no-summary"]
-    return pytest.main([*options, *quiet, str(HERE)], plugins=[Served(descriptor)])
+    return pytest.main([*options, *quiet, str(folder)], plugins=[Served(descriptor, hang_limit)])
 
 
 if __name__ == "__main__":
