@@ -298,12 +298,23 @@ def test_targets_that_are_no_addresses(target: str) -> None:
     [
         lambda: Cut(after_bytes=-1),
         lambda: Cut(after_bytes=(2, 1)),
+        lambda: Cut(after_bytes=(1, 2, 3)),  # type: ignore[arg-type]
+        lambda: Cut(after_bytes=0.5),  # type: ignore[arg-type]
+        lambda: Cut(after_bytes="x"),  # type: ignore[arg-type]
+        lambda: Cut(after_bytes=1 << 100_000),
         lambda: Delay(seconds=-0.1),
+        lambda: Delay(seconds=float("inf")),
+        lambda: Delay(seconds=float("nan")),
+        lambda: Delay(seconds=None),  # type: ignore[arg-type]
         lambda: Corrupt(after_bytes=0, direction="sideways"),  # type: ignore[arg-type]
         lambda: Refuse(only="lanes"),  # type: ignore[arg-type]
         lambda: Refuse(probability=1.5),
+        lambda: Refuse(only=["lane"]),  # type: ignore[arg-type]
+        lambda: Refuse(probability="often"),  # type: ignore[arg-type]
         lambda: Refuse(times=0),
+        lambda: Refuse(times=1.5),  # type: ignore[arg-type]
         lambda: Reorder(hold=1),
+        lambda: Reorder(hold="all"),  # type: ignore[arg-type]
         lambda: Reorder(only="lane"),
     ],
 )
@@ -311,3 +322,28 @@ def test_rules_are_strict(wrong: Callable[[], Rule]) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         wrong()
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda network: network.stall(only="lanes"),
+        lambda network: network.stall(count=-1),
+        lambda network: network.stall(-1),
+        lambda network: network.stall(0.5),
+        lambda network: network.cut(only="lanes"),
+        lambda network: network.cut(count=-1),
+        lambda network: network.cut(count="two"),
+        lambda network: network.connections("lanes"),
+        lambda network: network.retarget(5),
+        lambda network: network.apply("cut"),
+        lambda network: FaultProxy(5),  # type: ignore[arg-type]
+        lambda network: FaultProxy(None),  # type: ignore[arg-type]
+        lambda network: FaultProxy(network.address, seed="x"),  # type: ignore[arg-type]
+    ],
+)
+def test_commands_are_strict(wrong: Callable[[FaultProxy], object]) -> None:
+    with FaultProxy("127.0.0.1:1") as network:
+        with pytest.raises(InvalidArgumentError) as caught:
+            wrong(network)
+        assert caught.value.hint

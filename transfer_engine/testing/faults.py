@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from moonpool import _native
 from moonpool.transfer_engine.engine import TransferEngine
 from moonpool.transfer_engine.errors import ArgumentTypeError, ConfigError, Status
+from moonpool.transfer_engine.testing.rules import ends, is_number, shown
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Faults", "FaultsMade", "FaultyEngine"]
 
-_UINT32_MAX = 2**32 - 1
+_DELAY_MAX = 3600.0
 _PROBABILITIES = ("delay", "drop", "error", "partial", "partial_share", "corrupt")
 #: What a call ends with, and no transfer.
 _NO_FAILURES = (Status.OK, Status.PENDING, Status.WAIT_TIMEOUT)
@@ -32,7 +33,8 @@ class Faults:
     it is settled, and no notification is delivered when bytes did not arrive.
 
     Attributes:
-        seed: of every choice, in the order in which transfers are submitted.
+        seed: of every choice. Every draw comes from one sequence of random numbers: which transfers meet a fault
+            depends on the order in which they are submitted and on the other faults too.
         delay: probability that a transfer is begun later.
         delay_seconds: how much later: a number, or a range that the seed draws from.
         drop: that it is never answered. It ends by its deadline, by `Transfer.cancel`, or when its peer or engine is
@@ -63,36 +65,33 @@ class Faults:
 
     def __post_init__(self) -> None:
         given = vars(self)
-        if not isinstance(given["seed"], int) or not 0 <= self.seed < 1 << 64:
-            raise ConfigError(f"seed is {self.seed!r}", hint="an int from 0 to 2**64 - 1")
+        seed = given["seed"]
+        if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 1 << 64:
+            raise ConfigError(f"seed is {shown(seed)}", hint="an int from 0 to 2**64 - 1")
         for name in _PROBABILITIES:
             value = given[name]
-            if not isinstance(value, (int, float)) or not 0.0 <= value <= 1.0:
-                raise ConfigError(f"{name} is {value!r}", hint="a probability: a number from 0 to 1")
+            if not is_number(value) or not 0.0 <= value <= 1.0:
+                raise ConfigError(f"{name} is {shown(value)}", hint="a probability: a number from 0 to 1")
         for name in ("error_status", "partial_status"):
             status = given[name]
             if not isinstance(status, Status) or status in _NO_FAILURES:
-                raise ConfigError(f"{name} is {status!r}", hint="a Status that a transfer fails with")
-        shortest, longest = self._delay_us()
-        if not 0 <= shortest <= longest <= _UINT32_MAX:
+                raise ConfigError(f"{name} is {shown(status)}", hint="a Status that a transfer fails with")
+        if ends(self.delay_seconds, _DELAY_MAX) is None:
             raise ConfigError(
-                f"delay_seconds is {self.delay_seconds!r}", hint="at most an hour, or (shortest, longest)"
+                f"delay_seconds is {shown(self.delay_seconds)}",
+                hint="seconds from 0 to an hour: a number, or (shortest, longest)",
             )
-
-    def _delay_us(self) -> tuple[int, int]:
-        given = self.delay_seconds
-        shortest, longest = given if isinstance(given, tuple) else (given, given)
-        return round(shortest * 1e6), round(longest * 1e6)
 
     def native_arguments(self) -> dict[str, Any]:
         """Return the faults as ``mp_faults`` takes them."""
-        shortest, longest = self._delay_us()
+        given = self.delay_seconds
+        shortest, longest = given if isinstance(given, tuple) else (given, given)
         numbers = {name: float(vars(self)[name]) for name in _PROBABILITIES}
         return {
             **numbers,
             "seed": self.seed,
-            "delay_min_us": shortest,
-            "delay_max_us": longest,
+            "delay_min_us": round(shortest * 1e6),
+            "delay_max_us": round(longest * 1e6),
             "error_status": int(self.error_status),
             "partial_status": int(self.partial_status),
         }

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, TypeVar
 from moonpool.address import Address, parse_address
 from moonpool.transfer_engine.errors import AddressError, ArgumentTypeError, ClosedError
 from moonpool.transfer_engine.testing._relaying import Applied, Relayed, Target
-from moonpool.transfer_engine.testing.rules import Corrupt, Cut, Delay, Refuse, Reorder, draw
+from moonpool.transfer_engine.testing.rules import (
+    Corrupt,
+    Cut,
+    Delay,
+    Refuse,
+    Reorder,
+    check_count,
+    check_kind,
+    draw,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -63,10 +72,13 @@ class FaultProxy:
 
     Raises:
         AddressError: `target` is not an address, or its host is unknown.
+        ArgumentTypeError: `target` is no text, or `seed` no int.
     """
 
     def __init__(self, target: str, *, seed: int = 0) -> None:
         self._target = _resolve(target)
+        if not isinstance(seed, int):
+            raise ArgumentTypeError(f"seed is a {type(seed).__name__}", hint="an int")
         self._chance = random.Random(seed)
         self._rules: list[Applied] = []
         self._relayed: dict[Relayed, asyncio.Task[None]] = {}
@@ -97,7 +109,12 @@ class FaultProxy:
                 stalls, whatever `only` and `count` say.
             only: connections of this kind; None: all, and all that come.
             count: so many of them, chosen by the seed; None: all.
+
+        Raises:
+            InvalidArgumentError: there is no such kind, or a number is negative or no int.
         """
+        check_count("after_bytes", after_bytes, 0, "an int from 0 on")
+        _check_choice(only, count)
 
         def stall() -> None:
             if after_bytes > 0:
@@ -131,7 +148,11 @@ class FaultProxy:
 
         Returns:
             How many.
+
+        Raises:
+            InvalidArgumentError: there is no such kind, or `count` is negative or no int.
         """
+        _check_choice(only, count)
 
         def cut() -> int:
             chosen = self._choose(only, count)
@@ -176,6 +197,7 @@ class FaultProxy:
 
         Raises:
             AddressError: `target` is not an address, or its host is unknown.
+            ArgumentTypeError: `target` is no text.
         """
         resolved = _resolve(target)
 
@@ -185,7 +207,12 @@ class FaultProxy:
         self._call(retarget)
 
     def connections(self, only: Kind | None = None) -> int:
-        """Return how many connections there are, or how many of a kind."""
+        """Return how many connections there are, or how many of a kind.
+
+        Raises:
+            InvalidArgumentError: there is no such kind.
+        """
+        check_kind(only)
         return self._call(lambda: len(self._matching(only)))
 
     def close(self) -> None:
@@ -324,7 +351,17 @@ class _Watcher:
         self._proxy.connections_cut += 1
 
 
+def _check_choice(only: object, count: object) -> None:
+    check_kind(only)
+    if count is not None:
+        check_count("count", count, 0, "an int from 0 on, or None for all")
+
+
 def _resolve(address: str) -> Target:
+    if not isinstance(address, str):
+        raise ArgumentTypeError(
+            f"target is a {type(address).__name__}", hint="'host:port', such as the address of an engine that listens"
+        )
     parsed = parse_address(address)
     try:
         found = socket.getaddrinfo(parsed.host, parsed.port, type=socket.SOCK_STREAM)

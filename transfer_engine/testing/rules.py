@@ -5,11 +5,28 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeGuard
 
 from moonpool.transfer_engine.errors import InvalidArgumentError
 
-__all__ = ["Bytes", "Corrupt", "Cut", "Delay", "Direction", "Kind", "Refuse", "Reorder", "Rule", "Seconds", "draw"]
+__all__ = [
+    "Bytes",
+    "Corrupt",
+    "Cut",
+    "Delay",
+    "Direction",
+    "Kind",
+    "Refuse",
+    "Reorder",
+    "Rule",
+    "Seconds",
+    "check_count",
+    "check_kind",
+    "draw",
+    "ends",
+    "is_number",
+    "shown",
+]
 
 #: Which connections of a pair: the one that carries control messages, or those that carry data.
 Kind: TypeAlias = Literal["control", "lane"]
@@ -19,6 +36,9 @@ Direction: TypeAlias = Literal["to_target", "from_target"]
 Seconds: TypeAlias = float | tuple[float, float]
 #: A number of bytes, or a range from which the seed chooses.
 Bytes: TypeAlias = int | tuple[int, int]
+
+_SECONDS_MAX = 86_400.0
+_BYTES_MAX = 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +56,11 @@ class Rule:
     times: int | None = None
 
     def __post_init__(self) -> None:
-        if self.only not in (None, "control", "lane"):
-            raise InvalidArgumentError(f"only is {self.only!r}", hint="'control', 'lane' or None")
-        if not 0.0 <= self.probability <= 1.0:
-            raise InvalidArgumentError(f"probability is {self.probability!r}", hint="a number from 0 to 1")
-        if self.times is not None and self.times < 1:
-            raise InvalidArgumentError(f"times is {self.times!r}", hint="at least 1, or None for all")
+        check_kind(self.only)
+        if not is_number(self.probability) or not 0.0 <= self.probability <= 1.0:
+            raise InvalidArgumentError(f"probability is {shown(self.probability)}", hint="a number from 0 to 1")
+        if self.times is not None:
+            check_count("times", self.times, 1, "at least 1, or None for all")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +75,7 @@ class Delay(Rule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_range("seconds", self.seconds)
+        _check_seconds(self.seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +93,7 @@ class Cut(Rule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_range("after_bytes", self.after_bytes)
+        _check_bytes(self.after_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,9 +110,9 @@ class Corrupt(Rule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_range("after_bytes", self.after_bytes)
+        _check_bytes(self.after_bytes)
         if self.direction not in ("to_target", "from_target"):
-            raise InvalidArgumentError(f"direction is {self.direction!r}", hint="'to_target' or 'from_target'")
+            raise InvalidArgumentError(f"direction is {shown(self.direction)}", hint="'to_target' or 'from_target'")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,17 +134,56 @@ class Reorder(Rule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_range("seconds", self.seconds)
+        _check_seconds(self.seconds)
         if self.only is not None:
             raise InvalidArgumentError("only was given to Reorder", hint="Reorder() without it")
-        if self.hold < 2:
-            raise InvalidArgumentError(f"hold is {self.hold!r}", hint="at least 2 connections")
+        check_count("hold", self.hold, 2, "at least 2 connections")
 
 
-def _check_range(name: str, value: Seconds) -> None:
-    low, high = value if isinstance(value, tuple) else (value, value)
-    if not 0 <= low <= high:
-        raise InvalidArgumentError(f"{name} is {value!r}", hint="a number from 0 on, or (lowest, highest)")
+def check_kind(only: object) -> None:
+    """Refuse what names no kind of connection."""
+    if not (only is None or (isinstance(only, str) and only in ("control", "lane"))):
+        raise InvalidArgumentError(f"only is {shown(only)}", hint="'control', 'lane' or None")
+
+
+def check_count(name: str, value: object, minimum: int, hint: str) -> None:
+    """Refuse what is no int from `minimum` on."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+        raise InvalidArgumentError(f"{name} is {shown(value)}", hint=hint)
+
+
+def _check_seconds(value: object) -> None:
+    if ends(value, _SECONDS_MAX) is None:
+        raise InvalidArgumentError(
+            f"seconds is {shown(value)}", hint="a number of seconds from 0 to a day, or (lowest, highest)"
+        )
+
+
+def _check_bytes(value: object) -> None:
+    found = ends(value, _BYTES_MAX)
+    if found is None or not all(isinstance(end, int) for end in found):
+        raise InvalidArgumentError(f"after_bytes is {shown(value)}", hint="an int from 0 on, or (lowest, highest)")
+
+
+def ends(value: object, maximum: float) -> tuple[float, float] | None:
+    """Return both ends of a range, or a number twice. None: it is neither, or not between 0 and `maximum`."""
+    low, high = value if isinstance(value, tuple) and len(value) == 2 else (value, value)
+    if not (is_number(low) and is_number(high) and 0 <= low <= high <= maximum):
+        return None
+    return low, high
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Say whether it is an int or a float; True and False are none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def shown(value: object) -> str:
+    """Write a value into a message."""
+    try:
+        return repr(value)
+    except ValueError:  # Python does not write out ints of thousands of digits
+        return f"a huge {type(value).__name__}"
 
 
 def draw(chance: random.Random, value: Seconds) -> float:

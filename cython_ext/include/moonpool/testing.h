@@ -15,10 +15,12 @@
 extern "C" {
 #endif
 
-/* What happens to transfers. Probabilities are 0 to 1, of each transfer, and independent of each other. */
+/* What happens to transfers. Probabilities are 0 to 1, of each transfer. Every draw comes from one sequence of random
+ * numbers: which transfers meet a fault depends on the order in which they are submitted and on the other faults too,
+ * so a changed rule can change what the same seed does with all of them. */
 typedef struct mp_faults {
   uint32_t abi_version; /* MP_ABI_VERSION */
-  uint64_t seed;        /* of every choice, in the order in which transfers are submitted */
+  uint64_t seed;        /* of every choice */
   double delay;         /* submitted so much later */
   uint32_t delay_min_us, delay_max_us;
   double drop;          /* never answered: it ends by its deadline, a cancel or a close */
