@@ -162,6 +162,11 @@ class EngineSettings:
     def _check_transports(self) -> None:
         known = [transport.name for transport in probe()]
         named = [] if self.transports == "auto" else [name.strip() for name in self.transports.split(",")]
+        if "" in named:
+            raise ConfigError(
+                f"transports is {self.transports!r}, which has an empty name",
+                hint=f"one or more of {', '.join(known)} with one comma between two of them, or auto",
+            )
         for name in named:
             _check_transport("transports", name, known, [*known, "auto"])
         if self.require is not None:

@@ -103,7 +103,7 @@ TEST(Config, TransportsAreTakenAsNamed) {
   using Names = std::vector<std::string>;
   EXPECT_EQ(chosen("tcp"), Names{"tcp"});
   EXPECT_EQ(chosen(" tcp , local "), (Names{"tcp", "local"}));
-  EXPECT_EQ(chosen("tcp,tcp,"), Names{"tcp"});
+  EXPECT_EQ(chosen("tcp,tcp"), Names{"tcp"});
 }
 
 TEST(Config, UnknownTransportsAreRefusedWithTheChoice) {
@@ -115,11 +115,14 @@ TEST(Config, UnknownTransportsAreRefusedWithTheChoice) {
     EXPECT_EQ(error.code, MP_TRANSPORT_UNAVAILABLE) << text;
     EXPECT_NE(error.hint.find("local, shm, tcp"), std::string::npos) << error.hint;
   }
-  for (const char *text : {"", ",", "  "}) {
+  for (const char *text : {"", ",", "  ", "shm,,tcp", "tcp,", ",tcp", "shm, ,tcp"}) {
     mp_config raw = defaults();
     raw.transports = text;
     Config config;
-    EXPECT_EQ(resolve(raw, &config).code, MP_CONFIG) << "\"" << text << "\"";
+    const Error error = resolve(raw, &config);
+    EXPECT_EQ(error.code, MP_CONFIG) << "\"" << text << "\"";
+    EXPECT_NE(error.message.find("transports="), std::string::npos) << error.message;
+    EXPECT_NE(error.hint, "");
   }
 }
 

@@ -96,7 +96,6 @@ def test_an_impossible_value_is_refused(options: dict[str, Any]) -> None:
         ({"transports": "tpc"}, "tcp"),
         ({"transports": "local,tpc"}, "tcp"),
         ({"transports": "rdma"}, "local, shm, tcp, auto"),
-        ({"transports": ""}, "local, shm, tcp, auto"),
         ({"require": "locla"}, "local"),
         ({"require": "auto"}, "local, shm, tcp"),
     ],
@@ -105,6 +104,13 @@ def test_a_transport_that_does_not_exist_names_the_choices(options: dict[str, An
     with pytest.raises(TransportUnavailableError) as caught:
         TransferEngine(**options)
     assert caught.value.hint == hint
+
+
+@pytest.mark.parametrize("transports", ["", " ", ",", "shm,,tcp", "shm, ,tcp", "tcp,", ",tcp"])
+def test_an_empty_name_of_a_transport_is_refused(transports: str) -> None:
+    with pytest.raises(ConfigError, match="which has an empty name") as caught:
+        TransferEngine(transports=transports)
+    assert "shm, tcp" in caught.value.hint
 
 
 def test_requiring_what_is_left_out_is_refused() -> None:
