@@ -9,12 +9,19 @@
 
 namespace moonpool {
 
+namespace {
+
+std::string label(const mp_remote_region &region) { return "region \"" + std::string(region.name) + "\""; }
+
+}  // namespace
+
 Error Batch::open(Peer &peer, const mp_batch &raw, Batch *out) {
   if (raw.count == 0) return make_error(MP_INVALID_ARGUMENT, "the batch has no items", "pass at least one item");
   if (raw.count > UINT32_MAX) return make_error(MP_LIMIT, "a batch holds at most 2^32 - 1 items", "split it");
   if (raw.local_offsets == nullptr || raw.remote_offsets == nullptr || raw.lengths == nullptr ||
       raw.locals == nullptr || raw.remotes == nullptr || raw.locals_count == 0 || raw.remotes_count == 0) {
-    return make_error(MP_INVALID_ARGUMENT, "the batch lacks offsets, lengths or regions");
+    return make_error(MP_INVALID_ARGUMENT, "the batch lacks offsets, lengths or regions",
+                      "mp_batch needs all three arrays, a local and a remote region");
   }
   out->raw_ = &raw;
   out->locals_.reserve(raw.locals_count);
@@ -25,13 +32,14 @@ Error Batch::open(Peer &peer, const mp_batch &raw, Batch *out) {
     }
     const mp_region &handle = *raw.locals[i];
     if (handle.engine.get() != &peer.engine()) {
-      return make_error(MP_INVALID_ARGUMENT, "region \"" + handle.region->name + "\" belongs to another engine",
+      return make_error(MP_INVALID_ARGUMENT, handle.region->label() + " belongs to another engine",
                         "use regions and peers of the same engine");
     }
     out->locals_.push_back(handle.region->released() ? nullptr : handle.region);
   }
   for (size_t i = 0; i < raw.remotes_count; ++i) {
-    if (raw.remotes[i] == nullptr) return make_error(MP_INVALID_ARGUMENT, "a remote region is missing");
+    if (raw.remotes[i] == nullptr)
+      return make_error(MP_INVALID_ARGUMENT, "a remote region is missing", "look each one up at the peer");
     if (Error error = peer.check_handle(*raw.remotes[i])) return error;
   }
   std::copy_n(raw.remotes[0]->incarnation, out->incarnation_.size(), out->incarnation_.begin());
@@ -90,9 +98,9 @@ Error Batch::explain(size_t i, mp_status status) const {
   const int64_t length = raw_->lengths[i * raw_->lengths_stride];
   if (status == MP_REGION_READ_ONLY) {
     const bool is_local = !local.writable_here();
-    error.message += std::string(is_local ? "local" : "remote") + " region \"" +
-                     (is_local ? local.name : std::string(remote.name)) + "\" is read-only";
-    error.hint = "register it with writable=True";
+    error.message += is_local ? "local " + local.label() : "remote " + label(remote);
+    error.message += " is read-only";
+    error.hint = "register it as writable";
     return error;
   }
   if (length <= 0) {
@@ -100,16 +108,16 @@ Error Batch::explain(size_t i, mp_status status) const {
     error.hint = "leave empty items out of the batch";
     return error;
   }
-  const auto describe = [length](const char *side, int64_t offset, const std::string &name, uint64_t size) {
+  const auto describe = [length](const char *side, int64_t offset, const std::string &region, uint64_t size) {
     return std::string(side) + " offset " + std::to_string(offset) + " + " + std::to_string(length) +
-           " bytes is outside region \"" + name + "\" of " + std::to_string(size) + " bytes";
+           " bytes is outside " + region + " of " + std::to_string(size) + " bytes";
   };
   const int64_t local_offset = raw_->local_offsets[i * raw_->local_offsets_stride];
   const bool local_bad =
       local_offset < 0 || !local.contains(static_cast<uint64_t>(local_offset), static_cast<uint64_t>(length));
-  error.message +=
-      local_bad ? describe("local", local_offset, local.name, local.length)
-                : describe("remote", raw_->remote_offsets[i * raw_->remote_offsets_stride], remote.name, remote.length);
+  error.message += local_bad ? describe("local", local_offset, local.label(), local.length)
+                             : describe("remote", raw_->remote_offsets[i * raw_->remote_offsets_stride], label(remote),
+                                        remote.length);
   error.hint = "offsets are bytes from the start of the region";
   return error;
 }

@@ -27,9 +27,14 @@ Error check_name(const char *name, std::string *out) {
   if (name == nullptr) return {};
   *out = name;
   if (out->empty() || out->size() > wire::kRegionNameMax) {
-    return make_error(MP_INVALID_ARGUMENT, "a region name has 1 to 255 bytes", "pass no name for a private region");
+    return make_error(MP_INVALID_ARGUMENT, "a region name has 1 to 255 bytes",
+                      "leave the name out for a private region");
   }
   return {};
+}
+
+Error unknown_flags() {
+  return make_error(MP_INVALID_ARGUMENT, "unknown region flags", "MP_REGION_WRITABLE, or 0 when peers only read");
 }
 
 Error add_region(const std::shared_ptr<Engine> &engine, std::shared_ptr<Region> region, mp_region **out) {
@@ -47,6 +52,7 @@ void mp_config_init(mp_config *config) {
   config->abi_version = MP_ABI_VERSION;
   config->transports = "auto";
   config->spin_us = UINT32_MAX;
+  config->rdma_inline_bytes = UINT32_MAX;
 }
 
 mp_status mp_engine_open(const mp_config *config, mp_engine **engine, mp_error *error) {
@@ -114,9 +120,10 @@ mp_status mp_region_allocate(mp_engine *engine, uint64_t nbytes, const char *nam
     mp_allocation chosen;
     mp_allocation_init(&chosen);
     if (allocation != nullptr) chosen = *allocation;
-    if ((chosen.flags & ~MP_REGION_WRITABLE) != 0) return make_error(MP_INVALID_ARGUMENT, "unknown region flags");
+    if ((chosen.flags & ~MP_REGION_WRITABLE) != 0) return unknown_flags();
     if (chosen.huge_pages < MP_HUGE_PAGES_AUTO || chosen.huge_pages > MP_HUGE_PAGES_REQUIRED) {
-      return make_error(MP_INVALID_ARGUMENT, "huge_pages is none of MP_HUGE_PAGES_*");
+      return make_error(MP_INVALID_ARGUMENT, "huge_pages is none of MP_HUGE_PAGES_*",
+                        "mp_allocation_init sets a valid one");
     }
     if (chosen.numa_node < MP_NUMA_ANY) {
       return make_error(MP_INVALID_ARGUMENT, "numa_node is negative", "MP_NUMA_ANY leaves the choice to the kernel");
@@ -146,7 +153,7 @@ mp_status mp_region_register(mp_engine *engine, void *address, uint64_t nbytes, 
     if (begin + nbytes < begin) {
       return make_error(MP_OUT_OF_RANGE, "address + length wraps around", "check the address and the length");
     }
-    if ((flags & ~MP_REGION_WRITABLE) != 0) return make_error(MP_INVALID_ARGUMENT, "unknown region flags");
+    if ((flags & ~MP_REGION_WRITABLE) != 0) return unknown_flags();
     auto made = std::make_shared<Region>(core.next_region_id(), static_cast<uint8_t *>(address), nbytes,
                                          std::move(text), flags);
     return add_region(engine->engine, std::move(made), region);

@@ -21,8 +21,7 @@ std::shared_ptr<Transfer> make_transfer(const std::shared_ptr<Peer> &peer, mp_op
   for (const auto &region : locals) {
     if (region == nullptr) continue;
     if (!region->begin_use()) {
-      *error =
-          make_error(MP_REGION_RELEASED, "local region \"" + region->name + "\" was released", "register it again");
+      *error = make_error(MP_REGION_RELEASED, "local " + region->label() + " was released", "register it again");
       return nullptr;
     }
     transfer->locals.push_back(region);
@@ -36,7 +35,8 @@ std::shared_ptr<Transfer> make_transfer(const std::shared_ptr<Peer> &peer, mp_op
 
 Error check_call(const Peer &peer, mp_op op, const mp_options &options) {
   if (Error error = usable(peer.engine())) return error;
-  if (op != MP_READ && op != MP_WRITE) return make_error(MP_INVALID_ARGUMENT, "op is neither MP_READ nor MP_WRITE");
+  if (op != MP_READ && op != MP_WRITE)
+    return make_error(MP_INVALID_ARGUMENT, "op is neither MP_READ nor MP_WRITE", "choose one of them");
   if (options.notify_bytes > wire::kNotifyBytesMax) {
     return make_error(MP_LIMIT, "a notification has at most 65536 bytes", "send a reference instead of the data");
   }
@@ -131,7 +131,7 @@ mp_status mp_plan_post(mp_plan *plan, mp_op op, const int64_t *indices, size_t c
       if (made->rejected.empty()) {
         made->rejection =
             known ? make_error(status, "item " + std::to_string(index) + " of the plan would write a read-only region",
-                               "register it with writable=True")
+                               "register it as writable")
                   : make_error(status,
                                "index " + std::to_string(index) + " is outside the plan of " +
                                    std::to_string(core.items.size()) + " items",

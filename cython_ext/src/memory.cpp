@@ -9,6 +9,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/sysinfo.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -39,8 +40,14 @@ bool descriptors_left() {
 
 uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
-Error no_memory(uint64_t nbytes, int err, const char *hint) {
-  return system_error(MP_NO_MEMORY, err, "cannot allocate " + std::to_string(nbytes) + " bytes", hint);
+Error no_memory(uint64_t nbytes, int err) {
+  std::string hint = "check free memory, `ulimit -v` and the memory limit of the container";
+  struct sysinfo host{};
+  if (sysinfo(&host) == 0) {
+    const uint64_t there = (uint64_t{host.totalram} + host.totalswap) * host.mem_unit;
+    if (nbytes > there) hint = "ask for less: this host has " + std::to_string(there) + " bytes of memory";
+  }
+  return system_error(MP_NO_MEMORY, err, "cannot allocate " + std::to_string(nbytes) + " bytes", std::move(hint));
 }
 
 // Address space of which `nbytes` from the returned address on are aligned to huge pages. Whatever is around is given
@@ -131,8 +138,7 @@ bool Memory::map(bool shared, bool reserved_pages) {
 
 Error Memory::allocate(const Allocation &wanted, std::unique_ptr<Memory> *out) {
   const auto ordinary_page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-  const char *no_room = "check free memory, `ulimit -v` and the memory limit of the container";
-  if (wanted.nbytes > INT64_MAX - kHugePage) return no_memory(wanted.nbytes, ENOMEM, no_room);
+  if (wanted.nbytes > INT64_MAX - kHugePage) return no_memory(wanted.nbytes, ENOMEM);
   const bool must_huge = wanted.huge_pages == MP_HUGE_PAGES_REQUIRED;
   std::unique_ptr<Memory> memory(new Memory());
   memory->mapped_bytes_ = round_up(wanted.nbytes, must_huge ? kHugePage : ordinary_page);
@@ -142,7 +148,7 @@ Error Memory::allocate(const Allocation &wanted, std::unique_ptr<Memory> *out) {
   if (!reserved && !memory->map(shared, false)) {
     // Without a descriptor to spare it is memory that peers reach in other ways.
     const bool scarce = shared && (errno == EMFILE || errno == ENFILE);
-    if (!scarce || !memory->map(false, false)) return no_memory(wanted.nbytes, errno, no_room);
+    if (!scarce || !memory->map(false, false)) return no_memory(wanted.nbytes, errno);
   }
   uint8_t *base = memory->base_;
   const uint64_t nbytes = memory->mapped_bytes_;

@@ -29,6 +29,21 @@ Region::Region(uint64_t region_id, std::unique_ptr<Memory> own, uint64_t nbytes,
       flags(region_flags | (own->fd() != nullptr ? MP_REGION_SHARED : 0)),
       memory(std::move(own)) {}
 
+std::string Region::label() const {
+  if (!name.empty()) return "region \"" + name + "\"";
+  return "region without a name (id " + std::to_string(id) + ", " + std::to_string(length) + " bytes)";
+}
+
+std::shared_ptr<RdmaMemory> Region::rdma() const {
+  std::lock_guard lock(mutex_);
+  return rdma_;
+}
+
+void Region::set_rdma(std::shared_ptr<RdmaMemory> registrations) {
+  std::lock_guard lock(mutex_);
+  rdma_ = std::move(registrations);
+}
+
 bool Region::begin_use() {
   if ((users_.fetch_add(1) & kReleased) == 0) return true;
   users_.fetch_sub(1);
@@ -116,10 +131,13 @@ void RegionTable::erase(const Region &region) {
   std::unique_lock lock(mutex_);
   if (by_key_.erase(region.key) == 0) return;
   by_name_.erase(region.name);
+  released_.insert(region.key);
   if (released_keys_.size() < kRemembered) {
     released_keys_.push_back(region.key);
   } else {
-    released_keys_[released_next_++ % kRemembered] = region.key;
+    uint64_t &oldest = released_keys_[released_next_++ % kRemembered];
+    released_.erase(oldest);
+    oldest = region.key;
   }
 }
 
@@ -131,8 +149,7 @@ std::shared_ptr<Region> RegionTable::find(uint64_t key) const {
 
 mp_status RegionTable::absence(uint64_t key) const {
   std::shared_lock lock(mutex_);
-  const bool known = std::find(released_keys_.begin(), released_keys_.end(), key) != released_keys_.end();
-  return known ? MP_REGION_RELEASED : MP_REGION_UNKNOWN;
+  return released_.count(key) != 0 ? MP_REGION_RELEASED : MP_REGION_UNKNOWN;
 }
 
 std::vector<std::shared_ptr<Region>> RegionTable::all() const {

@@ -10,6 +10,7 @@
 #include <shared_mutex>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "memory.hpp"
@@ -18,6 +19,8 @@
 #include "wire.hpp"
 
 namespace moonpool {
+
+class RdmaMemory;
 
 // Two kinds of use keep the bytes owned: transfers of this engine (`users`) make a release fail, work on behalf of
 // peers (`serving`) is stopped by it.
@@ -37,6 +40,9 @@ class Region {
   const std::string name;
   const uint32_t flags;
   const std::unique_ptr<Memory> memory;  // nullptr: somebody else's, and only registered
+
+  // For messages.
+  std::string label() const;
 
   // By peers.
   bool writable() const { return (flags & MP_REGION_WRITABLE) != 0; }
@@ -64,6 +70,9 @@ class Region {
   // it cannot.
   mp_status share(std::shared_ptr<UseTable> table, uint32_t slot, std::shared_ptr<const Fd> *fd);
   void unshare(const UseTable &table);
+  // Its registrations for RDMA, or nullptr.
+  std::shared_ptr<RdmaMemory> rdma() const;
+  void set_rdma(std::shared_ptr<RdmaMemory> registrations);
   // After try_release: returns when no peer copies to or from the memory any more. Those that do not stop until `until`
   // keep old pages that are not this region's any more. False when there is no memory for new ones.
   bool stop_sharing(int64_t until);
@@ -79,9 +88,10 @@ class Region {
 
   std::atomic<int64_t> users_{0};
   std::atomic<int64_t> serving_{0};
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable unserved_;
   std::vector<Share> shares_;
+  std::shared_ptr<RdmaMemory> rdma_;
 };
 
 // Holds the `serving` count of one region.
@@ -128,7 +138,9 @@ class RegionTable {
   mutable std::shared_mutex mutex_;
   std::unordered_map<uint64_t, std::shared_ptr<Region>> by_key_;
   std::unordered_map<std::string, uint64_t> by_name_;
-  std::vector<uint64_t> released_keys_;  // a ring, so that a late peer hears "released" and not "unknown"
+  // So that a late peer hears "released" and not "unknown": a set to look in, and a ring of the same keys by age.
+  std::unordered_set<uint64_t> released_;
+  std::vector<uint64_t> released_keys_;
   size_t released_next_ = 0;
 };
 

@@ -124,6 +124,7 @@ TEST_F(BatchTest, EveryBadItemIsNamedWithItsNumbers) {
   EXPECT_NE(batch.explain(5, MP_OUT_OF_RANGE).message.find("remote offset 1048576 + 1 bytes"), std::string::npos);
   EXPECT_NE(batch.explain(0, MP_OUT_OF_RANGE).message.find("local offset -1"), std::string::npos);
   EXPECT_NE(batch.explain(3, MP_OUT_OF_RANGE).message.find("length -5"), std::string::npos);
+  EXPECT_NE(batch.explain(0, MP_OUT_OF_RANGE).message.find("outside region \"kv\" of"), std::string::npos);
 }
 
 TEST_F(BatchTest, AReleasedRegionConcernsItsOwnItemsOnly) {

@@ -239,5 +239,29 @@ TEST_P(EngineTransfer, CountsWhatItMoved) {
   EXPECT_EQ(target_.stat({"serving", "sessions"}), 1);
 }
 
+// From C and from Python, so without the words of one of the two.
+TEST(EngineCalls, WhatIsImpossibleIsRefusedWithWhatToDo) {
+  const TestEngine engine;
+  uint8_t byte = 0;
+  mp_region *region = nullptr;
+  mp_error error;
+  const auto refused = [&](mp_status status, const std::string &message) {
+    EXPECT_EQ(status, MP_INVALID_ARGUMENT) << message;
+    EXPECT_EQ(region, nullptr);
+    EXPECT_NE(std::string(error.message).find(message), std::string::npos) << error.message;
+    EXPECT_STRNE(error.hint, "") << message;
+    EXPECT_EQ(std::string(error.hint).find("None"), std::string::npos) << error.hint;
+  };
+  refused(mp_region_register(engine.get(), &byte, 1, nullptr, 64, &region, &error), "unknown region flags");
+  refused(mp_region_register(engine.get(), &byte, 1, "", 0, &region, &error), "a region name has");
+  mp_allocation allocation;
+  mp_allocation_init(&allocation);
+  allocation.flags = MP_REGION_SHARED;
+  refused(mp_region_allocate(engine.get(), 1, nullptr, &allocation, &region, &error), "unknown region flags");
+  mp_allocation_init(&allocation);
+  allocation.huge_pages = 7;
+  refused(mp_region_allocate(engine.get(), 1, nullptr, &allocation, &region, &error), "huge_pages");
+}
+
 }  // namespace
 }  // namespace moonpool

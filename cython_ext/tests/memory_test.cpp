@@ -211,12 +211,14 @@ TEST(Memory, AnUnknownNumaNodeIsRefusedWithTheChoices) {
 }
 
 TEST(Memory, MoreThanThereIsIsAnErrorAndNoCrash) {
-  for (const uint64_t nbytes : {uint64_t{1} << 60, static_cast<uint64_t>(INT64_MAX), UINT64_MAX}) {
+  for (const uint64_t nbytes : {uint64_t{1} << 60, uint64_t{1} << 63, static_cast<uint64_t>(INT64_MAX), UINT64_MAX}) {
     for (const bool named : {false, true}) {
       Allocation wanted = shared(nbytes);
       wanted.shared = named;
       std::unique_ptr<Memory> memory;
-      EXPECT_EQ(Memory::allocate(wanted, &memory).code, MP_NO_MEMORY) << nbytes;
+      const Error error = Memory::allocate(wanted, &memory);
+      EXPECT_EQ(error.code, MP_NO_MEMORY) << nbytes;
+      EXPECT_NE(error.hint.find("this host has "), std::string::npos) << error.hint;
     }
   }
 }
