@@ -131,9 +131,13 @@ bool ShmLink::takes(const Transfer &transfer) const {
 }
 
 std::string ShmLink::shortcoming() const {
-  if (!usable_.load() || peer_copies_.load()) return {};
-  return "only for memory that the peer's engine allocated: the peer may not reach into this process (" +
-         errno_text(copies_errno_.load()) + ")";
+  if (!usable_.load()) return {};
+  if (!peer_copies_.load()) {
+    return "only for memory that the peer's engine allocated: the peer may not reach into this process (" +
+           errno_text(copies_errno_.load()) + ")";
+  }
+  std::shared_lock lock(regions_mutex_);
+  return why_not_mapped_.empty() ? "" : "memory that could be mapped is copied by the peer: " + why_not_mapped_;
 }
 
 void ShmLink::submit(const std::shared_ptr<Transfer> &transfer) {
@@ -316,6 +320,7 @@ void ShmLink::unmapped(uint64_t key) {
     // There is room again for regions that were refused.
     std::unique_lock regions(regions_mutex_);
     refused_.clear();
+    why_not_mapped_.clear();
   }
   std::lock_guard lock(mutex_);
   if (!ended_) send_locked(shm::request_header(shm::kUnmap, key), nullptr);

@@ -82,7 +82,7 @@ class ShmLink final : public CopyLink, public Handler {
   bool receive_locked(Todo *todo);
   void parse_locked(Todo *todo);
   bool handle_locked(shm::CopyResponse response, Todo *todo);
-  bool on_opened_locked(const shm::CopyResponse &response);
+  bool on_opened_locked(const shm::CopyResponse &response, Todo *todo);
   bool on_mapped_locked(const shm::CopyResponse &response, Todo *todo);
   bool on_copied_locked(shm::CopyResponse response, Todo *todo);
   void begin_waiting_locked(Todo *todo);
@@ -133,6 +133,7 @@ class ShmLink final : public CopyLink, public Handler {
   mutable std::shared_mutex regions_mutex_;
   std::unordered_map<uint64_t, MappedPtr> mapped_;
   std::unordered_set<uint64_t> refused_;  // that the peer copies
+  std::string why_not_mapped_;            // the first of them that could have been mapped
 };
 
 }  // namespace moonpool

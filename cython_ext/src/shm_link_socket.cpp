@@ -89,8 +89,8 @@ void ShmLink::parse_locked(Todo *todo) {
     if (decoded == shm::Decoded::kMore) break;
     if (decoded == shm::Decoded::kBad || !handle_locked(std::move(response), todo)) {
       todo->fault = make_error(MP_PROTOCOL, "the peer sent a malformed answer over the Unix socket");
-      return;
     }
+    if (todo->fault) return;
   }
   in_.erase(0, in_.size() - rest.size());
 }
@@ -100,7 +100,7 @@ bool ShmLink::handle_locked(shm::CopyResponse response, Todo *todo) {
   switch (response.header.type) {
     case shm::kOpened:
       todo->opened = true;
-      return on_opened_locked(response);
+      return on_opened_locked(response, todo);
     case shm::kMapped:
       if (!on_mapped_locked(response, todo)) return false;
       begin_waiting_locked(todo);
@@ -110,7 +110,7 @@ bool ShmLink::handle_locked(shm::CopyResponse response, Todo *todo) {
   }
 }
 
-bool ShmLink::on_opened_locked(const shm::CopyResponse &response) {
+bool ShmLink::on_opened_locked(const shm::CopyResponse &response, Todo *todo) {
   if (fds_.empty()) return false;
   const Fd fd = std::move(fds_.front());
   fds_.pop_front();
@@ -119,18 +119,23 @@ bool ShmLink::on_opened_locked(const shm::CopyResponse &response) {
   peer_copies_.store(response.header.status == MP_OK);
   copies_errno_.store(static_cast<int>(response.header.value));
   usable_.store(table_ != nullptr);
-  return table_ != nullptr;
+  if (table_ == nullptr) {
+    todo->fault = make_error(MP_NO_MEMORY, "the table that says which memory is in use cannot be mapped",
+                             "check free memory and `ulimit -v`");
+    todo->fault.cause = why_not;
+  }
+  return true;
 }
 
 bool ShmLink::on_mapped_locked(const shm::CopyResponse &response, Todo *todo) {
   const uint64_t key = response.header.id;
   if (asked_.erase(key) == 0) return false;
   std::shared_ptr<Mapping> memory;
+  std::string why_not = response.header.status == MP_LIMIT ? "the peer shares no more of it with this process" : "";
   if (response.header.status == MP_OK) {
     if (fds_.empty() || response.header.value >= UseTable::kSlots) return false;
     const Fd fd = std::move(fds_.front());
     fds_.pop_front();
-    std::string why_not;
     memory = Mapping::open(fd, response.header.bytes, &why_not);
     if (memory == nullptr) send_locked(shm::request_header(shm::kUnmap, key), nullptr);
   }
@@ -140,6 +145,7 @@ bool ShmLink::on_mapped_locked(const shm::CopyResponse &response, Todo *todo) {
     // Forgetting costs another question.
     if (refused_.size() >= kRefusedMax) refused_.clear();
     refused_.insert(key);
+    if (why_not_mapped_.empty()) why_not_mapped_ = std::move(why_not);
     return true;
   }
   todo->mapped.push_back(key);

@@ -88,6 +88,7 @@ void ShmServerLane::close_locked(std::unique_lock<std::mutex> &lock) {
   if (!closed_) {
     closed_ = true;
     pending_.clear();
+    out_.clear();
     engine_.stats.server_lanes.fetch_sub(1);
   }
   quiet_.wait(lock, [this] { return working_ == 0; });
@@ -269,12 +270,40 @@ void ShmServerLane::flush_locked() {
       std::memcpy(CMSG_DATA(header), &number, sizeof number);
     }
     const ssize_t sent = sendmsg(fd(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (sent < 0) break;  // a broken one is reported by receiving
+    if (sent < 0) {
+      if (errno == EAGAIN || errno == EINTR) break;
+      if (refuse_locked(&next)) continue;
+      // Nobody can be answered any more. close() waits for copies, so whoever calls this does not wait for it.
+      out_.clear();
+      io_.post([weak = weak_from_this()] {
+        if (auto self = weak.lock()) self->close();
+      });
+      break;
+    }
     next.fd.reset();
     next.bytes.erase(0, static_cast<size_t>(sent));
     if (next.bytes.empty()) out_.pop_front();
   }
   watch_locked();
+}
+
+// The kernel may not let a descriptor go, because too many are under way to other processes: the region is then one
+// that cannot be mapped. False when the answer cannot do without.
+bool ShmServerLane::refuse_locked(Outgoing *next) {
+  shm::CopyResponse response;
+  std::string_view frame = next->bytes;
+  if (next->fd == nullptr || shm::decode_response(&frame, &response) != shm::Decoded::kFrame ||
+      response.header.type != shm::kMapped) {
+    return false;
+  }
+  unmap_locked(response.header.id);
+  response.header.status = MP_LIMIT;
+  response.header.value = 0;
+  response.header.bytes = 0;
+  next->fd.reset();
+  next->bytes.clear();
+  shm::encode(response, &next->bytes);
+  return true;
 }
 
 void ShmServerLane::watch_locked() {

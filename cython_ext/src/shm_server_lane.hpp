@@ -36,6 +36,15 @@ class ShmServerLane final : public Handler, public ServerLane, public std::enabl
   void drop_region(const Region &) override {}
 
  private:
+  struct Outgoing {
+    std::string bytes;
+    std::shared_ptr<const Fd> fd;
+  };
+  struct Shared {
+    std::weak_ptr<Region> region;  // its memory goes with its owner's last handle, whatever the client keeps
+    uint32_t slot;
+  };
+
   void on_events(uint32_t events) override;
   bool receive_locked();
   bool parse_locked();
@@ -46,20 +55,12 @@ class ShmServerLane final : public Handler, public ServerLane, public std::enabl
   void respond_locked(const shm::CopyResponse &response, std::shared_ptr<const Fd> fd);
   void queue_locked(const shm::CopyResponse &response, std::shared_ptr<const Fd> fd);
   void flush_locked();
+  bool refuse_locked(Outgoing *next);
   void watch_locked();
   void work();
   void close_locked(std::unique_lock<std::mutex> &lock);
   void end_locked();
   bool copy(const shm::CopyRequest &request, shm::CopyResponse *answer);
-
-  struct Outgoing {
-    std::string bytes;
-    std::shared_ptr<const Fd> fd;
-  };
-  struct Shared {
-    std::weak_ptr<Region> region;  // its memory goes with its owner's last handle, whatever the client keeps
-    uint32_t slot;
-  };
 
   Engine &engine_;
   IoThread &io_;

@@ -38,7 +38,11 @@ std::shared_ptr<UseTable> UseTable::make(Fd *fd) {
 
 std::shared_ptr<UseTable> UseTable::open(const Fd &fd, std::string *why_not) {
   auto mapping = Mapping::open(fd, sizeof(Page), why_not);
-  if (mapping == nullptr || !mapping->writable()) return nullptr;
+  if (mapping == nullptr) return nullptr;
+  if (!mapping->writable()) {
+    *why_not = "the peer sent a table that cannot be written";
+    return nullptr;
+  }
   auto table = std::make_shared<UseTable>();
   // A new file is all zeros, which is what every word begins with.
   table->page_ = reinterpret_cast<Page *>(mapping->base());

@@ -3,6 +3,8 @@
 // A client on the same host that is stopped in the middle, dies, lies or sends garbage: the owner of the memory goes
 // on, and nothing is touched that was not offered.
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -171,6 +173,63 @@ TEST_F(EngineShmRaw, AClientThatTakesNoAnswersFillsOnlyItsOwnSocket) {
   EXPECT_LT(sent, 200 * requests.size());
   client_.close();
   EXPECT_TRUE(eventually([&] { return target_.stat({"serving", "lanes"}) == 0; }));
+}
+
+// Its own process would be told of it over and over.
+TEST_F(EngineShmRaw, AClientThatCannotBeAnsweredIsHungUpOn) {
+  ASSERT_EQ(shutdown(client_.fd(), SHUT_RD), 0);
+  ASSERT_TRUE(client_.send(shm::request_header(shm::kMap, key("mapped"))));
+  EXPECT_TRUE(eventually([&] { return target_.stat({"serving", "lanes"}) == 0; }));
+}
+
+// The kernel counts the descriptors that a user has sent and nobody has taken, and lets no more go than a process may
+// have open. Root is let off. Ends a process of its own, with 0 or the line that failed.
+void map_while_too_many_descriptors_are_under_way() {
+  const auto check = [](bool good, int line) {
+    if (!good) _exit(line % 256);
+  };
+  constexpr uid_t kNobody = 65534;
+  check(geteuid() != 0 || (setresgid(kNobody, kNobody, kNobody) == 0 && setresuid(kNobody, kNobody, kNobody) == 0 &&
+                           prctl(PR_SET_DUMPABLE, 1) == 0),
+        __LINE__);
+  TestEngine target([](mp_config &config) { config.transports = "shm,tcp"; });
+  const RegionHandle region = target.allocate(kBytes, "kv");
+  RawShmClient client(target.port());
+  check(client.connect() && client.open(), __LINE__);
+  int ends[2];
+  check(socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0, ends) == 0, __LINE__);
+  const std::vector<int> many(200, ends[0]);
+  char byte = 0;
+  iovec piece{&byte, 1};
+  std::vector<char> control(CMSG_SPACE(many.size() * sizeof(int)));
+  msghdr message{};
+  message.msg_iov = &piece;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  cmsghdr *header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(many.size() * sizeof(int));
+  std::memcpy(CMSG_DATA(header), many.data(), many.size() * sizeof(int));
+  check(sendmsg(ends[0], &message, 0) == 1, __LINE__);
+  rlimit before{};
+  check(getrlimit(RLIMIT_NOFILE, &before) == 0, __LINE__);
+  rlimit few = before;
+  few.rlim_cur = 100;
+  check(setrlimit(RLIMIT_NOFILE, &few) == 0, __LINE__);
+  RawShmClient::Mapped mapped;
+  check(client.map(client.raw().key("kv"), &mapped), __LINE__);
+  check(mapped.status == MP_LIMIT, __LINE__);
+  check(setrlimit(RLIMIT_NOFILE, &before) == 0, __LINE__);
+  check(client.map(client.raw().key("kv"), &mapped), __LINE__);
+  check(mapped.status == MP_OK && mapped.slot == 0, __LINE__);
+  _exit(0);
+}
+
+TEST(EngineShmDeathTest, TooManyDescriptorsUnderWayAreARegionThatCannotBeMapped) {
+  ::testing::GTEST_FLAG(death_test_style) = "threadsafe";
+  EXPECT_EXIT(map_while_too_many_descriptors_are_under_way(), ::testing::ExitedWithCode(0), "");
 }
 
 // ---------------------------------------------------------------- garbage
