@@ -226,7 +226,9 @@ class TransferEngine:
             TransportUnavailableError: the transports of the two sides have nothing in common, or ``require`` cannot be
                 met.
         """
-        return self._native.connect(Peer, address, timeout)
+        peer: Peer = self._native.connect(Peer, address, timeout)
+        peer._tell_of_degradation()
+        return peer
 
     # ---------------------------------------------------------------- transfers
 
@@ -278,6 +280,10 @@ class TransferEngine:
         Returns:
             The transfer. A bad item gets its own status and does not hinder the others.
 
+        Items move in any order and at the same time. The sources of several may overlap. Where their destinations do,
+        each byte is that of one of them, nobody knows which, and with ``digest=True`` those that were overwritten
+        before they were compared fail with `Status.DIGEST`.
+
         Raises:
             MoonpoolError: nothing was started: an argument is wrong (ArgumentTypeError, InvalidArgumentError), or no
                 item is good (the exception of the first one: OutOfRangeError, RegionReleasedError, ...).
@@ -319,8 +325,8 @@ class TransferEngine:
     ) -> Transfer:
         """Start to copy from regions of this engine into regions of `peer`; return at once.
 
-        The arguments, result and errors are those of `read`, with the source and the destination exchanged. A write
-        has completed when the bytes are in place at the peer.
+        The arguments, result and errors are those of `read`, with the source and the destination exchanged, and so is
+        what happens to items that overlap. A write has completed when the bytes are in place at the peer.
         """
         if remote is None:
             local = _items(local, local_offsets, remote_offsets, lengths)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import enum
+import logging
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Peer", "PeerState", "RemoteRegions"]
 
+_log = logging.getLogger("moonpool.transfer_engine")
+# Where the peer is, which is nobody's fault. In the order of `Peer.fallback`.
+_PLACES = ("local: the peer is another process", "shm: the peer is on another host")
 # How many names an error message lists before it only counts them.
 _NAMES_SHOWN = 8
 
@@ -39,6 +43,13 @@ class _Info(NamedTuple):
     regions: int
 
 
+def degradation(fallback: str) -> str:
+    """Return what is left of `Peer.fallback` without the reasons that only say where the peer is."""
+    for place in _PLACES:
+        fallback = fallback.removeprefix(place).removeprefix("; ")
+    return fallback
+
+
 class Peer(_native.Peer):
     """A connection to another engine, made by `TransferEngine.connect`.
 
@@ -48,7 +59,9 @@ class Peer(_native.Peer):
     A context manager that closes the connection. Thread-safe.
     """
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("__weakref__", "_told")
+
+    _told: str
 
     def __init__(self) -> None:
         raise ArgumentTypeError("a Peer cannot be made directly", hint="engine.connect('host:port')")
@@ -78,6 +91,9 @@ class Peer(_native.Peer):
         """Why transports are not used that would be cheaper than `path`; empty when there is none.
 
         Up to 255 bytes, for people: ``"local: the peer is another process; shm: the peer is on another host"``.
+
+        When `TransferEngine.connect` or `ensure` returns, a reason that says more than where the peer is goes to the
+        logger ``moonpool.transfer_engine`` as a warning, once.
         """
         return _Info(*self._info()).fallback
 
@@ -104,6 +120,7 @@ class Peer(_native.Peer):
             ClosedError: the peer or its engine was closed.
         """
         self._ensure(timeout)
+        self._tell_of_degradation()
 
     def close(self) -> None:
         """End the connection. Transfers that are running fail with `ClosedError`. Calling it again does nothing.
@@ -111,6 +128,13 @@ class Peer(_native.Peer):
         Nor does calling it in a forked child: the connection is the parent's.
         """
         self._close()
+
+    def _tell_of_degradation(self) -> None:
+        info = _Info(*self._info())
+        reason = degradation(info.fallback)
+        if reason and reason != getattr(self, "_told", ""):
+            _log.warning("peer %r at %s is reached over %s, not as cheaply as could be: %s", *info[2:5], reason)
+        self._told = reason
 
     def __enter__(self) -> Self:
         return self

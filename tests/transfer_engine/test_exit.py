@@ -79,7 +79,7 @@ def test_objects_in_cycles_are_collected_in_any_order() -> None:
     warnings.simplefilter("ignore", ResourceWarning)
     for _ in range(3):
         holder = Holder()
-        holder.engine = TransferEngine("cycle", listen=None)
+        holder.engine = TransferEngine("cycle", listen=None, transports="tcp")
         holder.memory = bytearray(4096)
         holder.region = holder.engine.register(holder.memory)
         holder.peer = holder.engine.connect(server.address)

@@ -32,6 +32,7 @@ from moonpool.transfer_engine import (
     RemoteRegion,
     TransportUnavailableError,
 )
+from moonpool.transfer_engine.peers import degradation
 from moonpool.transfer_engine.testing import FaultProxy
 
 
@@ -42,6 +43,62 @@ def test_what_a_peer_tells_about_itself(pair: Pair, transport: str) -> None:
     )  # fmt: skip
     assert peer.incarnation == pair.server.incarnation
     assert repr(peer) == f"<Peer 'server' at {peer.address} over {transport}, ready, 1 regions>"
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "moonpool.transfer_engine"]
+
+
+def test_a_path_that_is_not_the_cheapest_is_logged_once(
+    open_engine: OpenEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = open_engine("server", transports="tcp")
+    peer = open_engine("client", transports="auto", listen=None).connect(server.address or "")
+    peer.ensure()
+    (warning,) = warnings_of(caplog)
+    assert caplog.records[0].levelname == "WARNING"
+    assert f"'server' at {server.address} is reached over tcp" in warning
+    assert warning.endswith(": " + peer.fallback)
+    assert "shm: the peer does not offer it" in warning
+
+
+def test_a_new_reason_is_logged_too(open_engine: OpenEngine, caplog: pytest.LogCaptureFixture) -> None:
+    first = open_engine("server", transports="shm,tcp")
+    client = open_engine("client", transports="shm,tcp", listen=None)
+    with FaultProxy(first.address or "") as network:
+        peer = client.connect(network.address)
+        assert (peer.path, warnings_of(caplog)) == ("shm", [])
+        network.retarget(open_engine("server", transports="tcp").address or "")
+        first.close()
+        assert eventually(lambda: peer.state is PeerState.LOST)
+        peer.ensure()
+    (warning,) = warnings_of(caplog)
+    assert "is reached over tcp" in warning
+
+
+def test_where_the_peer_is_needs_no_warning(open_engine: OpenEngine, caplog: pytest.LogCaptureFixture) -> None:
+    client = open_engine("client", transports="auto", listen=None)
+    with Target() as target:
+        peer = client.connect(target.address)
+        assert peer.fallback == "local: the peer is another process"
+        peer.close()
+    assert warnings_of(caplog) == []
+
+
+@pytest.mark.parametrize(
+    ("fallback", "left"),
+    [
+        ("", ""),
+        ("local: the peer is another process; shm: the peer is on another host", ""),
+        ("shm: the peer is on another host", ""),
+        (
+            "local: the peer is another process; shm: the peer runs as another user",
+            "shm: the peer runs as another user",
+        ),
+    ],
+)
+def test_what_of_a_fallback_is_a_degradation(fallback: str, left: str) -> None:
+    assert degradation(fallback) == left
 
 
 def test_the_regions_of_a_peer_are_a_mapping(pair: Pair) -> None:
