@@ -20,6 +20,15 @@ export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 
 all_targets() { (cd cython_ext/fuzz && for file in *_fuzz.cpp; do echo "${file%_fuzz.cpp}"; done); }
 
+check_targets() {  # TARGET...
+  local target
+  for target in "$@"; do
+    [[ -f cython_ext/fuzz/${target}_fuzz.cpp ]] && continue
+    echo "there is no fuzz target \"$target\". Choose from: $(all_targets | xargs)" >&2
+    exit 2
+  done
+}
+
 build() {  # DIRECTORY CMAKE-OPTION...
   local directory=$1
   shift
@@ -95,19 +104,23 @@ each() {  # FUNCTION TARGET...
 
 case $command in
   run)
+    check_targets "$@"
     build "$work/bin"
     mkdir -p "$work/findings"
     each run-one "$@"
     ;;
   replay)
+    check_targets "${1:?"$usage"}"
     build "$work/bin"
-    fuzzer "${1:?"$usage"}" "${@:2}"
+    fuzzer "$1" "${@:2}"
     ;;
   minimise)
+    check_targets "$@"
     build "$work/bin"
     each minimise-one "$@"
     ;;
   coverage)
+    check_targets "$@"
     build "$work/coverage" -DFUZZ_COVERAGE=ON
     JOBS=1 each coverage-one "$@"
     ;;

@@ -232,6 +232,8 @@ def test_batches_that_do_not_fit_are_made_smaller_and_rows_come_once() -> None:
     [
         ("--backends moonpool,nixxl", "Try: nixl"),
         ("--backends memcpy", "--over auto"),
+        ("--backends moonpool,nixl,moonpool", "moonpool is given more than once"),
+        ("--backends sockets,socket", "sockets is given more than once"),
         ("--block-size 4KiB --footprint 1KiB", "do not fit"),
         ("--block-size 5", "8-byte words"),
     ],

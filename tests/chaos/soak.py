@@ -26,6 +26,8 @@ from chaos.rounds import Round, run_round
 ROUND_SECONDS = 15.0
 #: What the last third of a run may hold beyond the middle third, by the median. Rounds differ by arenas of malloc.
 GROWTH_MAX = {"descriptors": 8, "sockets": 0, "threads": 0, "mappings": 24, "rss_bytes": 24 << 20}
+# Transfers that began, were completed and stayed unsettled; what the keys of GROWTH_MAX count.
+_COLUMNS = ("round", "begun", "done", "unsettled", "GiB", "faults", "fds", "sockets", "threads", "maps", "RSS MiB")
 #: Fewer rounds say nothing about growth.
 ROUNDS_TO_JUDGE = 9
 
@@ -49,15 +51,15 @@ def grown(rounds: list[Round]) -> list[str]:
 
 
 def table(rounds: list[Round]) -> Table:
-    """Show a line per round. What processes hold is that of the one that is never killed."""
-    shown = Table("round", "transfers", "completed", "unsettled", "GiB", "faults", *GROWTH_MAX)
+    """Show a line per round, within 80 columns. What processes hold is that of the one that is never killed."""
+    shown = Table(*_COLUMNS, box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for number, happened in enumerate(rounds):
         counts = happened.counts
         held = dict(happened.usage[0])
         shown.add_row(
             str(number), *(f"{counts[key]}" for key in ("begun", "completed", "unsettled")),
             f"{counts['bytes'] / 2**30:.2f}", str(sum(happened.faults.values())),
-            *(f"{held[key] / 2**20:.0f} MiB" if key == "rss_bytes" else str(held[key]) for key in GROWTH_MAX),
+            *(f"{held[key] / 2**20:.0f}" if key == "rss_bytes" else str(held[key]) for key in GROWTH_MAX),
         )  # fmt: skip
     return shown
 

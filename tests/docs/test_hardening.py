@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples of docs/hardening.md run."""
+"""What docs/hardening.md shows works: the examples, and the names of fuzz targets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "hardening.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "hardening.md"
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 
 
@@ -20,3 +21,13 @@ def test_the_examples_run(number: int) -> None:
         [sys.executable, "-W", "error", "-c", EXAMPLES[number]], check=False, capture_output=True, text=True, timeout=90
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("arguments", [["run", "wire", "bogus"], ["replay", "bogus", "file"], ["coverage", "bogus"]])
+def test_a_fuzz_target_that_does_not_exist_names_the_others(arguments: list[str]) -> None:
+    done = subprocess.run(
+        [str(ROOT / "tools" / "fuzz.sh"), *arguments], check=False, capture_output=True, text=True, timeout=90, cwd=ROOT
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert 'no fuzz target "bogus"' in done.stderr
+    assert "greeter" in done.stderr
