@@ -43,6 +43,7 @@ look() {
   need libsodium-dev header sodium.h
   need libsodium-dev static_library libsodium.a
   need libxxhash-dev header xxhash.h
+  need libibverbs-dev header infiniband/verbs.h
   need python3 "$python" --version
   need python3-venv "$python" -c "import ensurepip, venv"
   need python3-dev python_headers

@@ -15,14 +15,14 @@ _JOB = """
 status=0
 {command} || status=$?
 echo "{{\\"status\\": $status}}" >"/dev/$(ls /sys/class/virtio-ports)"
-sleep 60
 """
 
 
-def command(words: list[str], limit: float) -> int:
+def run(words: list[str], limit: float) -> int:
     job = _JOB.format(command=shlex.join(words))
     with boot(job, limit=limit, show=sys.stdout.buffer.write) as machine:
         status: int = machine.receive(limit)["status"]
+        machine.drain()
         return status
 
 
@@ -34,7 +34,7 @@ def main() -> int:
     if reason := image.missing():
         sys.exit(f"rdma_lab: {reason}")
     try:
-        return command(given.command, given.limit) if given.command else shell()
+        return run(given.command, given.limit) if given.command else shell()
     except image.ImageError as error:
         sys.exit(f"rdma_lab: {error}")
     except MachineError as error:

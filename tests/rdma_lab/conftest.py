@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 
 import pytest
+
 from rdma_lab.items import Lab, Plugin, StandIn, start
 
 # Now: the tests' own conftest.py comes next, and imports pyverbs. Last, so that a real one comes first.

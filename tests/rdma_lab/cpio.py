@@ -6,7 +6,7 @@ from __future__ import annotations
 import shutil
 import stat
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import IO
 
 _ALIGNMENT = 512
 
@@ -17,7 +17,7 @@ class Archive:
     Folders are made as they are needed; a path that was added before is not added again.
     """
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
         self._paths: set[PurePosixPath] = {PurePosixPath("/")}
 

@@ -22,6 +22,7 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath
 
 from packaging.requirements import Requirement
+
 from rdma_lab.cpio import Archive
 
 HERE = Path(__file__).parent
@@ -48,7 +49,7 @@ _FILES = {
     PYTHON: "python3.11",
 }
 # crc32_generic: no declared dependency of rxe, but without it no device comes up. virtio: the way tests are driven.
-_MODULES = "virtio_pci virtio_console crc32_generic rdma_rxe ib_uverbs rdma_ucm veth dummy sch_netem".split()
+_MODULES = ["virtio_pci", "virtio_console", "crc32_generic", "rdma_rxe", "ib_uverbs", "rdma_ucm", "veth", "sch_netem"]
 # dash for scripts: busybox's own shell takes its own ip before the one in PATH. bash for people.
 _TOOLS = ["/usr/bin/busybox", "/usr/bin/dash", "/usr/bin/bash", "/usr/sbin/ip", "/usr/sbin/tc", "/usr/bin/rdma", PYTHON]
 _PACKAGES = ["perftest", "ibverbs-utils", "python3-pyverbs", "libpython3.11-minimal", "libpython3.11-stdlib"]
@@ -81,15 +82,26 @@ class Kernel:
         return sorted(self.folder.glob("*.ko"))
 
 
+def packages() -> set[str]:
+    """Return what the host must have."""
+    return {*_COMMANDS.values(), *_FILES.values()}
+
+
 def missing() -> str | None:
     """Return why the machine cannot exist on this host, or None."""
     if platform.machine() != "x86_64" or sys.version_info[:2] != (3, 11):
         here = f"CPython {platform.python_version()} on {platform.machine()}"
-        return f"the emulated machine runs Debian's Python 3.11 on x86_64 with the packages of this one, which is {here}"
-    packages = {package for command, package in _COMMANDS.items() if not _which(command)}
-    packages |= {package for file, package in _FILES.items() if not Path(file).exists()}
-    if packages:
-        return f"not installed: {' '.join(sorted(packages))}. Run tools/setup-system.sh rdma-lab as root"
+        return (
+            f"the emulated machine runs Debian's Python 3.11 on x86_64 with the packages of this one, which is {here}"
+        )
+    absent = {package for command, package in _COMMANDS.items() if not _which(command)}
+    absent |= {package for file, package in _FILES.items() if not Path(file).exists()}
+    try:
+        _with_dependencies([*_DISTRIBUTIONS, "moonpool"])
+    except metadata.PackageNotFoundError as error:
+        return f"this Python, {sys.executable}, has no {error.name}. Use the one that make installs into"
+    if absent:
+        return f"not installed: {' '.join(sorted(absent))}. Run tools/setup-system.sh rdma-lab as root"
     return None
 
 

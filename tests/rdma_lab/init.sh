@@ -21,6 +21,7 @@ ln -s /proc/self/fd /dev/fd
 for module in /lab/modules/*.ko; do
   insmod "$module"
 done
+# shellcheck disable=SC3045
 ulimit -l unlimited
 echo 1 >/proc/sys/kernel/panic_on_oops
 
@@ -49,4 +50,5 @@ until [ "$(rdma link | grep -c 'state ACTIVE')" = 4 ]; do
 done
 
 cd /lab
+# shellcheck source=/dev/null
 . /lab/job

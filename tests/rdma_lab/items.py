@@ -16,12 +16,13 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+
 from rdma_lab import image
 from rdma_lab.machine import Machine, MachineError, boot
 
 INSIDE = Path(__file__).parent / "inside"
 # Seconds. Several times of what a busy machine needs.
-BOOT_LIMIT = 120.0
+BOOT_LIMIT = 180.0
 ANSWER_LIMIT = 90.0  # inside, a test that hangs is ended before
 RUN_LIMIT = 900.0
 # A test that brings the machine down costs a boot; a fault that always does must not cost one for every test.
@@ -60,7 +61,7 @@ class Lab:
         try:
             machine.send({"run": test, "next": following})
             while (message := machine.receive(ANSWER_LIMIT))["event"] == "report":
-                yield config.hook.pytest_report_from_serializable(config=config, data=message["report"])
+                yield config.hook.pytest_report_from_serializable(config=config, data=_revived(message["report"]))
         except MachineError:
             self.close()
             raise
@@ -91,6 +92,16 @@ class Lab:
             self._machine = None
 
 
+def _revived(report: dict[str, Any]) -> dict[str, Any]:
+    """Return a report with tuples where pytest had them; JSON has lists only."""
+    for name in ("sections", "user_properties"):
+        report[name] = [tuple(pair) for pair in report[name]]
+    report["location"] = tuple(report["location"])
+    if isinstance(report["longrepr"], list):  # where and why a test was skipped
+        report["longrepr"] = tuple(report["longrepr"])
+    return report
+
+
 def start() -> Machine:
     """Boot the machine with the runner in it."""
     return boot("python3 -m rdma_lab.inside.runner", limit=RUN_LIMIT)
@@ -109,6 +120,7 @@ class InsideItem(pytest.Item):
 
     @classmethod
     def of(cls, item: pytest.Item, lab: Lab) -> InsideItem:
+        assert item.parent is not None
         made: InsideItem = cls.from_parent(item.parent, name=item.name, nodeid=item.nodeid, lab=lab)
         path, line, name = item.reportinfo()
         made._place = (Path(path), line or 0, name)
@@ -126,7 +138,7 @@ class InsideItem(pytest.Item):
         self.reports.clear()
         try:
             for report in self._lab.run(self.config, self.nodeid, self.following):
-                self.reports[report.when or ""] = report
+                self.reports[report.when] = report
         except (MachineError, image.ImageError) as error:
             self._lost = error
         self._phase("setup")
@@ -172,5 +184,3 @@ class Plugin:
 
     def pytest_sessionfinish(self) -> None:
         self._lab.close()
-
-

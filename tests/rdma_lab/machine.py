@@ -36,13 +36,24 @@ class MachineError(Exception):
 def qemu(kernel: Path, initrd: str, parameters: str = "", *, memory: int = 1500) -> list[str]:
     """Return the command that boots the machine.
 
-    Its end follows that of the process that starts it, however that ends. No KVM: hosts that have /dev/kvm may still
-    not run a stock kernel under it, and a test must not depend on which host it meets.
+    It ends when the process that starts it does, however that ends. No KVM: hosts that have /dev/kvm may still not run
+    a stock kernel under it, and a test must not depend on which host it meets.
     """
     machine = f"-accel tcg,thread=multi -cpu max -m {memory} -smp 2 -no-reboot -nodefaults -display none -net none"
     options = f"console=ttyS0 panic=-1 mitigations=off random.trust_cpu=on rdinit=/lab/init {parameters}"
-    start = ["setpriv", "--pdeathsig", "KILL", "qemu-system-x86_64", *machine.split()]
-    return [*start, "-kernel", str(kernel), "-initrd", initrd, "-append", options]
+    # The shell looks whether this process was there still when it was bound to it.
+    bound = ["setpriv", "--pdeathsig", "KILL", "sh", "-c", '[ "$PPID" = "$0" ] && exec "$@"', str(os.getpid())]
+    return [
+        *bound,
+        "qemu-system-x86_64",
+        *machine.split(),
+        "-kernel",
+        str(kernel),
+        "-initrd",
+        initrd,
+        "-append",
+        options,
+    ]
 
 
 def initrd(base: Path, job: str) -> BinaryIO:
@@ -100,6 +111,7 @@ class Machine:
                     pass_fds=[theirs.fileno(), *hold],
                 )
             cleanup.callback(self._kill)
+            self.pid = self._process.pid
             self._selector = cleanup.enter_context(selectors.DefaultSelector())
             assert self._process.stdout is not None
             self._selector.register(self._process.stdout, selectors.EVENT_READ)
@@ -132,7 +144,7 @@ class Machine:
     def _read_channel(self) -> None:
         data = self._channel.recv(1 << 16)
         if not data:
-            self._drain()
+            self.drain()
             raise self._error(f"ended with status {self._process.wait(10)}")
         self._received += data
 
@@ -145,8 +157,8 @@ class Machine:
             self._show(data)
         self._console = (self._console + data)[-(1 << 16) :]
 
-    def _drain(self) -> None:
-        """Take what the console still holds, once the process has ended or for a moment."""
+    def drain(self) -> None:
+        """Take what the console still shows before it ends; for a few seconds at most."""
         assert self._process.stdout is not None
         end = time.monotonic() + 5.0
         while self._process.stdout in self._selector.get_map() and (left := end - time.monotonic()) > 0:

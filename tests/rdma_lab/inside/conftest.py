@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
+
 from rdma_lab.inside.links import Links
 from rdma_lab.inside.peer import Endpoint
 

@@ -39,6 +39,7 @@ class Served:
         self._in = os.fdopen(descriptor, "rb")
         self._out = os.fdopen(os.dup(descriptor), "wb")
         self._hang_limit = hang_limit
+        self._console = os.dup(2)  # before pytest takes the descriptor to capture what tests write
         self._broken: list[str] = []
 
     def _send(self, event: str, **content: Any) -> None:
@@ -58,7 +59,7 @@ class Served:
             message = json.loads(line)
             item, following = items.get(message["run"]), items.get(message["next"])
             if item is not None:
-                faulthandler.dump_traceback_later(self._hang_limit, exit=True, file=sys.__stderr__)
+                faulthandler.dump_traceback_later(self._hang_limit, exit=True, file=self._console)
                 item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
                 faulthandler.cancel_dump_traceback_later()
             self._send("end", known=item is not None)

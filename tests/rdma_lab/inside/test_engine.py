@@ -11,6 +11,7 @@ def test_engines_move_bytes_over_tcp() -> None:
         region = server.allocate(1 << 20, name="kv")
         memoryview(region)[:] = bytes(range(256)) * 4096
         local = client.allocate(1 << 20)
+        assert server.address is not None
         peer = client.connect(server.address, timeout=20.0)
         client.read(peer, local, peer.regions["kv"]).wait(timeout=20.0)
         assert bytes(local) == bytes(range(256)) * 4096

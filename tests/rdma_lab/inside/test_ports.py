@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 from pyverbs.device import Context
+
 from rdma_lab.inside.links import DEVICES, Links, physical_state, run, state, wait_until
 from rdma_lab.inside.peer import PORT
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pyverbs.device import Context
+
 from rdma_lab.inside.links import DEVICES, LIMIT, Links, run, wait_until
 from rdma_lab.inside.peer import PORT, Endpoint, join
 
