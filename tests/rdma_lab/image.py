@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -59,6 +60,7 @@ _NOT_WANTED = re.compile(
     r"|\.egg-info|/tests?/|/include/|\.pyi$|\.a$"
 )
 _DISTRIBUTIONS = ["pytest", "pytest-timeout", "numpy"]
+_UNUSED = 24 * 3600.0  # seconds after which the file system of another environment goes
 # Folders that Debian has merged into /usr.
 _MERGED = ("bin", "sbin", "lib", "lib64")
 
@@ -156,7 +158,9 @@ def _fetch_kernel() -> Kernel:
     if not found:
         raise ImageError("apt knows no linux-image-amd64. Run apt-get update as root")
     release = found[1]
-    with tempfile.TemporaryDirectory(dir=CACHE) as folder:
+    for old in CACHE.glob("fetch-*"):  # of a process that was killed
+        shutil.rmtree(old)
+    with tempfile.TemporaryDirectory(dir=CACHE, prefix="fetch-") as folder:
         root, ready = Path(folder, "root"), Path(folder, "ready")
         _run("apt-get", "download", f"linux-image-{release}", limit=240, folder=Path(folder))
         (package,) = Path(folder).glob("*.deb")
@@ -178,9 +182,11 @@ def _base(kernel: Kernel) -> Path:
     scripts = [Path(__file__).read_bytes(), (HERE / "cpio.py").read_bytes()]
     key = hashlib.sha256(repr((kernel.folder.name, installed, wheels, scripts)).encode()).hexdigest()[:16]
     base = CACHE / f"base-{key}.cpio"
-    if not base.exists():
-        for old in CACHE.glob("base-*"):
+    for old in CACHE.glob("base-*"):
+        # Another environment may be using it now.
+        if time.time() - old.stat().st_mtime > _UNUSED:
             old.unlink()
+    if not base.exists():
         with tempfile.NamedTemporaryFile(dir=CACHE, prefix="base-", suffix=".part", delete=False) as stream:
             try:
                 _write_base(Archive(stream), kernel)
@@ -188,6 +194,7 @@ def _base(kernel: Kernel) -> Path:
             except BaseException:
                 Path(stream.name).unlink()
                 raise
+    base.touch()
     return base
 
 

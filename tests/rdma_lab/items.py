@@ -18,12 +18,13 @@ from unittest.mock import MagicMock
 import pytest
 
 from rdma_lab import image
+from rdma_lab.inside.runner import TEST_LIMIT
 from rdma_lab.machine import Machine, MachineError, boot
 
 INSIDE = Path(__file__).parent / "inside"
 # Seconds. Several times of what a busy machine needs.
 BOOT_LIMIT = 180.0
-ANSWER_LIMIT = 90.0  # inside, a test that hangs is ended before
+SLACK = 15.0  # of a test that is over its time, until its machine is ended from inside, and again from outside
 RUN_LIMIT = 900.0
 # A test that brings the machine down costs a boot; a fault that always does must not cost one for every test.
 BOOTS_MAX = 3
@@ -47,7 +48,14 @@ class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 class Lab:
     """The machine of one run, booted when the first test needs it."""
 
-    def __init__(self, start: Callable[[], Machine], unavailable: Callable[[], str | None] = image.missing) -> None:
+    def __init__(
+        self,
+        start: Callable[[], Machine],
+        unavailable: Callable[[], str | None] = image.missing,
+        *,
+        slack: float = SLACK,
+    ) -> None:
+        self._slack = slack
         self._start = start
         self._unavailable = unavailable
         self._machine: Machine | None = None
@@ -55,12 +63,13 @@ class Lab:
         self._no_boot: Exception | None = None
         self._broken: list[str] = []
 
-    def run(self, config: pytest.Config, test: str, following: str | None) -> Iterator[pytest.TestReport]:
-        """Run a test inside and yield its reports as they come."""
+    def run(self, config: pytest.Config, test: str, following: str | None, limit: float) -> Iterator[pytest.TestReport]:
+        """Run a test inside, where pytest gives it `limit` seconds, and yield its reports as they come."""
+        hangs = limit + self._slack
         machine = self._ready()
         try:
-            machine.send({"run": test, "next": following})
-            while (message := machine.receive(ANSWER_LIMIT))["event"] == "report":
+            machine.send({"run": test, "next": following, "limit": hangs})
+            while (message := machine.receive(hangs + SLACK))["event"] == "report":
                 yield config.hook.pytest_report_from_serializable(config=config, data=_revived(message["report"]))
         except MachineError:
             self.close()
@@ -114,6 +123,7 @@ class InsideItem(pytest.Item):
         super().__init__(**rest)
         self._lab = lab
         self._place = (self.path, 0, self.name)
+        self._limit: float = TEST_LIMIT
         self._lost: Exception | None = None
         self.following: str | None = None
         self.reports: dict[str, pytest.TestReport] = {}
@@ -124,6 +134,8 @@ class InsideItem(pytest.Item):
         made: InsideItem = cls.from_parent(item.parent, name=item.name, nodeid=item.nodeid, lab=lab)
         path, line, name = item.reportinfo()
         made._place = (Path(path), line or 0, name)
+        if mark := item.get_closest_marker("timeout"):
+            made._limit = mark.args[0]
         return made
 
     def iter_markers_with_node(self, name: str | None = None) -> Iterator[tuple[pytest.Item, pytest.Mark]]:
@@ -137,7 +149,7 @@ class InsideItem(pytest.Item):
     def setup(self) -> None:
         self.reports.clear()
         try:
-            for report in self._lab.run(self.config, self.nodeid, self.following):
+            for report in self._lab.run(self.config, self.nodeid, self.following, self._limit):
                 self.reports[report.when] = report
         except (MachineError, image.ImageError) as error:
             self._lost = error

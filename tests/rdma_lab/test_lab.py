@@ -31,7 +31,7 @@ RUNNER = """
 import sys
 from pathlib import Path
 from rdma_lab.inside import runner
-sys.exit(runner.main(int(sys.argv[1]), Path.cwd() / "inside", hang_limit=10.0))
+sys.exit(runner.main(int(sys.argv[1]), Path.cwd() / "inside"))
 """
 # The plugin of the pytest outside.
 OUTSIDE = f"""
@@ -45,10 +45,11 @@ def start():
     return Machine(lambda fd: [sys.executable, "-c", {RUNNER!r}, str(fd)], limit=60.0)
 
 def pytest_configure(config):
-    config.pluginmanager.register(Plugin(Lab(start, lambda: None), Path.cwd() / "inside"))
+    config.pluginmanager.register(Plugin(Lab(start, lambda: None, slack=1.0), Path.cwd() / "inside"))
 """
 INSIDE = """
 import ctypes
+import signal
 import pytest
 
 @pytest.fixture
@@ -84,7 +85,9 @@ def test_leaves_badly(leaving):
 def test_ends_the_machine():
     ctypes.string_at(0)
 
+@pytest.mark.timeout(3)
 def test_is_stuck_in_native_code():
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
     ctypes.PyDLL(None).sleep(100)
 
 def test_is_good():

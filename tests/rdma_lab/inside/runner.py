@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the tests of this folder one by one as it is told, and answers with pytest's own reports.
 
-Each line that comes is a JSON object: {"run": a test, "next": the one after it or null}. Each line that goes has an
-"event": "ready" (with what failed while tests were collected), "report" (of one phase of a test) or "end".
+Each line that comes is a JSON object: {"run": a test, "next": the one after it or null, "limit": seconds after which
+it hangs}. Each line that goes has an "event": "ready" (with what failed while tests were collected), "report" (of one
+phase of a test) or "end".
 """
 
 from __future__ import annotations
@@ -17,10 +18,9 @@ from typing import Any
 import pytest
 
 PORT = "moonpool.lab"
-# pytest-timeout ends what Python can end, with a traceback as in any other failure. For a test that hangs in native
-# code, all stacks go to the console and the machine ends.
+# Seconds for a test without a mark. pytest-timeout ends what Python can end, with a traceback as in any other failure.
+# For a test that hangs in native code, all stacks go to the console and the machine ends.
 TEST_LIMIT = 60
-HANG_LIMIT = TEST_LIMIT + 15
 HERE = Path(__file__).parent
 
 
@@ -35,10 +35,9 @@ def open_port() -> int:
 class Served:
     """The pytest plugin that takes the place of its loop over all tests."""
 
-    def __init__(self, descriptor: int, hang_limit: float) -> None:
+    def __init__(self, descriptor: int) -> None:
         self._in = os.fdopen(descriptor, "rb")
         self._out = os.fdopen(os.dup(descriptor), "wb")
-        self._hang_limit = hang_limit
         self._console = os.dup(2)  # before pytest takes the descriptor to capture what tests write
         self._broken: list[str] = []
 
@@ -59,7 +58,7 @@ class Served:
             message = json.loads(line)
             item, following = items.get(message["run"]), items.get(message["next"])
             if item is not None:
-                faulthandler.dump_traceback_later(self._hang_limit, exit=True, file=self._console)
+                faulthandler.dump_traceback_later(message["limit"], exit=True, file=self._console)
                 item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
                 faulthandler.cancel_dump_traceback_later()
             self._send("end", known=item is not None)
@@ -70,11 +69,11 @@ class Served:
         self._send("report", report=data)
 
 
-def main(descriptor: int, folder: Path = HERE, hang_limit: float = HANG_LIMIT) -> int:
+def main(descriptor: int, folder: Path = HERE) -> int:
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     options = ["-p", "pytest_timeout", "-o", f"timeout={TEST_LIMIT}", "-o", "timeout_method=signal"]
     quiet = ["-p", "no:cacheprovider", "--quiet", "--no-header", "--no-summary"]
-    return pytest.main([*options, *quiet, str(folder)], plugins=[Served(descriptor, hang_limit)])
+    return pytest.main([*options, *quiet, str(folder)], plugins=[Served(descriptor)])
 
 
 if __name__ == "__main__":
