@@ -139,9 +139,13 @@ def prepare() -> tuple[Kernel, Path]:
         return kernel, _base(kernel)
 
 
+def _hash(*content: object) -> str:
+    return hashlib.sha256(repr(content).encode()).hexdigest()[:16]
+
+
 def _kernel() -> Kernel:
     """Return the kernel that is there, or fetch the one that Debian's linux-image-amd64 stands for."""
-    if kept := sorted(CACHE.glob("kernel-*")):
+    if kept := sorted(CACHE.glob(f"kernel-*-{_hash(_MODULES)}")):
         return Kernel(kept[-1])
     try:
         return _fetch_kernel()
@@ -158,7 +162,8 @@ def _fetch_kernel() -> Kernel:
     if not found:
         raise ImageError("apt knows no linux-image-amd64. Run apt-get update as root")
     release = found[1]
-    for old in CACHE.glob("fetch-*"):  # of a process that was killed
+    # What a process left that was killed, and kernels with other modules.
+    for old in [*CACHE.glob("fetch-*"), *CACHE.glob("kernel-*")]:
         shutil.rmtree(old)
     with tempfile.TemporaryDirectory(dir=CACHE, prefix="fetch-") as folder:
         root, ready = Path(folder, "root"), Path(folder, "ready")
@@ -172,7 +177,7 @@ def _fetch_kernel() -> Kernel:
         for number, path in enumerate(dict.fromkeys(paths)):
             shutil.copy(path, ready / f"{number:02}-{Path(path).name}")
         shutil.copy(root / "boot" / f"vmlinuz-{release}", ready / "vmlinuz")
-        return Kernel(ready.rename(CACHE / f"kernel-{release}"))
+        return Kernel(ready.rename(CACHE / f"kernel-{release}-{_hash(_MODULES)}"))
 
 
 def _base(kernel: Kernel) -> Path:
@@ -180,8 +185,7 @@ def _base(kernel: Kernel) -> Path:
     installed = _run("dpkg-query", "-W", "-f", "${Package} ${Version}\n")
     wheels = [(one.name, one.version) for one in _with_dependencies(_DISTRIBUTIONS)]
     scripts = [Path(__file__).read_bytes(), (HERE / "cpio.py").read_bytes()]
-    key = hashlib.sha256(repr((kernel.folder.name, installed, wheels, scripts)).encode()).hexdigest()[:16]
-    base = CACHE / f"base-{key}.cpio"
+    base = CACHE / f"base-{_hash(kernel.folder.name, installed, wheels, scripts)}.cpio"
     for old in CACHE.glob("base-*"):
         # Another environment may be using it now.
         if time.time() - old.stat().st_mtime > _UNUSED:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import shutil
 import socket
 import subprocess
 import tempfile
@@ -216,8 +217,8 @@ def devices(fd: int) -> list[str]:
 def shell() -> int:
     """Boot the machine with a shell on this terminal, without any limit."""
     kernel, base = image.prepare()
-    size = os.get_terminal_size()
-    job = f"stty cols {size.columns} rows {size.lines}; exec setsid cttyhack bash"
+    size = shutil.get_terminal_size()
+    job = f"stty cols {size.columns} rows {size.lines}; setsid cttyhack bash || true"
     console = ["-chardev", "stdio,id=console,mux=on,signal=off", "-serial", "chardev:console", "-mon", "console"]
     with initrd(base, f"cd /root\n{job}") as archive:
         held = archive.fileno()
