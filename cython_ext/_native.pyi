@@ -36,6 +36,14 @@ class Engine:
         regions_max: int,
         peers_max: int,
         notifications_max: int,
+        rdma_devices: str | None,
+        rdma_queue_pairs: int,
+        rdma_queue_depth: int,
+        rdma_inline_bytes: int,
+        rdma_service_level: int,
+        rdma_traffic_class: int,
+        rdma_pkey_index: int,
+        rdma_registration_bytes_max: int,
     ) -> None: ...
     @property
     def address(self) -> str: ...

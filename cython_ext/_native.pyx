@@ -104,13 +104,17 @@ cdef class Engine:
     def __init__(self, *, name, listen, transports, require, bytes secret, bint insecure,
                  uint32_t lanes, uint32_t io_threads, uint64_t slice_bytes, uint32_t spin_us,
                  uint32_t connect_timeout_ms, uint32_t progress_timeout_ms, uint32_t deadline_ms,
-                 uint32_t regions_max, uint32_t peers_max, uint32_t notifications_max):
+                 uint32_t regions_max, uint32_t peers_max, uint32_t notifications_max,
+                 rdma_devices, uint32_t rdma_queue_pairs, uint32_t rdma_queue_depth, uint32_t rdma_inline_bytes,
+                 uint32_t rdma_service_level, uint32_t rdma_traffic_class, uint32_t rdma_pkey_index,
+                 uint64_t rdma_registration_bytes_max):
         cdef mp_config config
         cdef uint8_t incarnation[16]
         cdef bytes name_text = encoded(name, "name", MP_CONFIG)
         cdef bytes transports_text = encoded(transports, "transports", MP_CONFIG)
         cdef bytes listen_text = encoded_or_none(listen, "listen", MP_ADDRESS)
         cdef bytes require_text = encoded_or_none(require, "require", MP_CONFIG)
+        cdef bytes devices_text = encoded_or_none(rdma_devices, "rdma_devices", MP_CONFIG)
         if self.handle != NULL:
             raise RuntimeError("the engine is open already")
         mp_config_init(&config)
@@ -133,6 +137,14 @@ cdef class Engine:
         config.regions_max = regions_max
         config.peers_max = peers_max
         config.notifications_max = notifications_max
+        config.rdma_devices = pointer(devices_text)
+        config.rdma_queue_pairs = rdma_queue_pairs
+        config.rdma_queue_depth = rdma_queue_depth
+        config.rdma_inline_bytes = rdma_inline_bytes
+        config.rdma_service_level = rdma_service_level
+        config.rdma_traffic_class = rdma_traffic_class
+        config.rdma_pkey_index = rdma_pkey_index
+        config.rdma_registration_bytes_max = rdma_registration_bytes_max
         self.open(&config)
         self.process = getpid()
         self.address = text(mp_engine_address(self.handle))

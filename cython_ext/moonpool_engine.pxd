@@ -87,6 +87,14 @@ cdef extern from "moonpool/engine.h" nogil:
         uint32_t regions_max
         uint32_t peers_max
         uint32_t notifications_max
+        const char *rdma_devices
+        uint32_t rdma_queue_pairs
+        uint32_t rdma_queue_depth
+        uint32_t rdma_inline_bytes
+        uint32_t rdma_service_level
+        uint32_t rdma_traffic_class
+        uint32_t rdma_pkey_index
+        uint64_t rdma_registration_bytes_max
 
     void mp_config_init(mp_config *config)
     mp_status mp_engine_open(const mp_config *config, mp_engine **engine, mp_error *error)

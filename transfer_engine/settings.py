@@ -40,6 +40,14 @@ class EngineOptions(TypedDict, total=False):
     regions_max: int | None
     peers_max: int | None
     notifications_max: int | None
+    rdma_devices: str | None
+    rdma_queue_pairs: int
+    rdma_queue_depth: int
+    rdma_inline_bytes: int | str
+    rdma_service_level: int
+    rdma_traffic_class: int
+    rdma_pkey_index: int
+    rdma_registration_bytes_max: int | str | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +65,7 @@ class EngineSettings:
     )
     transports: str = setting(
         "auto",
-        "Transports that may be used, separated by commas (local, shm, tcp), or auto for all that this host has. "
+        "Transports that may be used, separated by commas (local, shm, rdma, tcp), or auto for all that this host has. "
         "Nothing else is ever used.",
     )
     require: str | None = setting(
@@ -111,6 +119,36 @@ class EngineSettings:
         "Most notifications that wait to be taken. Each is at most 64 KiB.",
         minimum=1,
         maximum=1 << 24,
+    )
+    rdma_devices: str | None = setting(
+        None,
+        "RDMA devices to use, as NAME, NAME:PORT or NAME:PORT@GID_INDEX with commas between, such as "
+        "mlx5_0:1@3,mlx5_1. None uses every port that is active, and chooses its GID.",
+    )
+    rdma_queue_pairs: int = setting(2, "Queue pairs for each peer and rail.", minimum=1, maximum=16)
+    rdma_queue_depth: int = setting(
+        256, "Work requests that a queue pair holds, as far as the device has room for them.", minimum=16, maximum=16384
+    )
+    rdma_inline_bytes: int = setting(
+        128,
+        "RDMA writes up to this size are copied into their work request, as far as the device can do that.",
+        unit="bytes",
+        minimum=0,
+        maximum=4096,
+    )
+    rdma_service_level: int = setting(0, "Service level of RDMA packets.", minimum=0, maximum=15)
+    rdma_traffic_class: int = setting(
+        0, "Traffic class of RoCE packets: the DSCP in its upper six bits, such as 104 for DSCP 26.", minimum=0, maximum=255
+    )
+    rdma_pkey_index: int = setting(
+        0, "Place of the partition key in the table of each port.", minimum=0, maximum=65535
+    )
+    rdma_registration_bytes_max: int | None = setting(
+        None,
+        "Larger regions are registered in pieces of this size. None leaves it to what the devices allow.",
+        unit="bytes",
+        minimum=2 << 20,
+        maximum=1 << 40,
     )
 
     @classmethod
@@ -196,6 +234,14 @@ class EngineSettings:
             "regions_max": self.regions_max,
             "peers_max": self.peers_max,
             "notifications_max": self.notifications_max,
+            "rdma_devices": self.rdma_devices,
+            "rdma_queue_pairs": self.rdma_queue_pairs,
+            "rdma_queue_depth": self.rdma_queue_depth,
+            "rdma_inline_bytes": self.rdma_inline_bytes,
+            "rdma_service_level": self.rdma_service_level,
+            "rdma_traffic_class": self.rdma_traffic_class,
+            "rdma_pkey_index": self.rdma_pkey_index,
+            "rdma_registration_bytes_max": self.rdma_registration_bytes_max or 0,
         }
 
 

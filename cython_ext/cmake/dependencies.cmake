@@ -19,3 +19,9 @@ if(NOT XXHASH_INCLUDE_DIR)
 endif()
 add_library(moonpool_xxhash INTERFACE)
 target_include_directories(moonpool_xxhash SYSTEM INTERFACE "${XXHASH_INCLUDE_DIR}")
+
+# Only its headers: the library is opened at run time.
+find_path(IBVERBS_INCLUDE_DIR infiniband/verbs.h)
+if(NOT IBVERBS_INCLUDE_DIR)
+  message(FATAL_ERROR "infiniband/verbs.h is missing. Try: apt-get install libibverbs-dev")
+endif()

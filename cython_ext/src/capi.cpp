@@ -52,6 +52,7 @@ void mp_config_init(mp_config *config) {
   config->abi_version = MP_ABI_VERSION;
   config->transports = "auto";
   config->spin_us = UINT32_MAX;
+  config->rdma_inline_bytes = UINT32_MAX;
 }
 
 mp_status mp_engine_open(const mp_config *config, mp_engine **engine, mp_error *error) {

@@ -60,11 +60,16 @@ Error choose_transports(const mp_config &raw, const std::vector<std::unique_ptr<
   if (raw.require == nullptr || *raw.require == '\0') return {};
   config->require = raw.require;
   if (find(config->require) == transports.end()) return unknown_transport(config->require, transports);
-  if (std::find(config->transports.begin(), config->transports.end(), config->require) == config->transports.end()) {
-    return make_error(MP_CONFIG, "require=\"" + config->require + "\" is not among the transports of this engine",
-                      "add it to `transports`, or leave `require` out");
+  if (std::find(config->transports.begin(), config->transports.end(), config->require) != config->transports.end()) {
+    return {};
   }
-  return {};
+  if (text == "auto") {
+    return make_error(MP_TRANSPORT_UNAVAILABLE,
+                      "the required transport \"" + config->require + "\" is not available here",
+                      (*find(config->require))->probe().reason);
+  }
+  return make_error(MP_CONFIG, "require=\"" + config->require + "\" is not among the transports of this engine",
+                    "add it to `transports`, or leave `require` out");
 }
 
 Error out_of_bounds(const char *name, uint64_t value, uint64_t low, uint64_t high) {
@@ -76,6 +81,38 @@ template <class T>
 Error bounded(const char *name, T raw, T fallback, T low, T high, T *out) {
   *out = raw == 0 ? fallback : raw;
   return *out < low || *out > high ? out_of_bounds(name, *out, low, high) : Error{};
+}
+
+Error resolve_rdma(const mp_config &raw, const std::vector<std::unique_ptr<Transport>> &transports, Config *config) {
+  RdmaConfig &rdma = config->rdma;
+  rdma.devices = raw.rdma_devices == nullptr ? "" : raw.rdma_devices;
+  rdma.inline_bytes = raw.rdma_inline_bytes == UINT32_MAX ? 128 : raw.rdma_inline_bytes;
+  rdma.service_level = raw.rdma_service_level;
+  rdma.traffic_class = raw.rdma_traffic_class;
+  rdma.pkey_index = raw.rdma_pkey_index;
+  Error error;
+  if ((error = bounded("rdma_queue_pairs", raw.rdma_queue_pairs, 2u, 1u, 16u, &rdma.queue_pairs)) ||
+      (error = bounded("rdma_queue_depth", raw.rdma_queue_depth, 256u, 16u, 16384u, &rdma.queue_depth)) ||
+      (error = bounded<uint64_t>("rdma_registration_bytes_max", raw.rdma_registration_bytes_max, uint64_t{1} << 40,
+                                 2u << 20, uint64_t{1} << 40, &rdma.registration_bytes_max))) {
+    return error;
+  }
+  if (rdma.inline_bytes > 4096) return out_of_bounds("rdma_inline_bytes", rdma.inline_bytes, 0, 4096);
+  if (rdma.service_level > 15) return out_of_bounds("rdma_service_level", rdma.service_level, 0, 15);
+  if (rdma.traffic_class > 255) return out_of_bounds("rdma_traffic_class", rdma.traffic_class, 0, 255);
+  if (rdma.pkey_index > 65535) return out_of_bounds("rdma_pkey_index", rdma.pkey_index, 0, 65535);
+  std::vector<DeviceChoice> choices;
+  if ((error = parse_device_choices(rdma.devices, &choices))) return error;
+  const auto &chosen = config->transports;
+  if (choices.empty() || std::find(chosen.begin(), chosen.end(), "rdma") != chosen.end()) return {};
+  error = make_error(MP_CONFIG, "rdma_devices=\"" + rdma.devices + "\", but rdma is not among the transports",
+                     "add \"rdma\" to `transports`, or leave rdma_devices out");
+  for (const auto &transport : transports) {
+    if (std::string_view(transport->name()) != "rdma") continue;
+    const Probe probe = transport->probe();
+    if (!probe.available) error.cause = probe.reason;
+  }
+  return error;
 }
 
 }  // namespace
@@ -114,7 +151,7 @@ Error resolve_config(const mp_config &raw, const std::vector<std::unique_ptr<Tra
   }
   config->spin_us = raw.spin_us == UINT32_MAX ? (cpus > 1 ? 50 : 0) : raw.spin_us;
   if (config->spin_us > 10000) return out_of_bounds("spin_us", config->spin_us, 0, 10000);
-  return {};
+  return resolve_rdma(raw, transports, config);
 }
 
 }  // namespace moonpool

@@ -8,6 +8,8 @@
 #include <cstring>
 
 #include "peer.hpp"
+#include "rdma_link.hpp"
+#include "rdma_server_lane.hpp"
 #include "shm_server_lane.hpp"
 #include "tcp_server_lane.hpp"
 
@@ -95,6 +97,7 @@ Error Engine::open() {
     if (Error error = io_.back()->start()) return error;
   }
   host_ = shm::HostIdentity::of_this_process();
+  if (Error error = open_rdma()) return error;
   if (!config.listen.empty()) {
     if (Error error = listen()) return error;
   }
@@ -211,12 +214,17 @@ Admission Engine::admit_control(const wire::Hello &hello, IoThread &io) {
 }
 
 Admission Engine::admit_lane(const wire::Hello &hello, IoThread &io) {
+  if (hello.kind == wire::kRdma && rdma == nullptr) {
+    return {make_error(MP_TRANSPORT_UNAVAILABLE, "this engine does not use rdma"), {}, {}};
+  }
   for (const auto &session : all_sessions()) {
     if (session->token != hello.session || session->client != hello.incarnation) continue;
-    return {{}, session->token, [this, session, lane_id = hello.lane_id, shm = hello.kind == wire::kShm, &io](Fd fd) {
+    return {{}, session->token, [this, session, lane_id = hello.lane_id, kind = hello.kind, &io](Fd fd) {
               std::shared_ptr<ServerLane> lane;
-              if (shm) {
+              if (kind == wire::kShm) {
                 lane = std::make_shared<ShmServerLane>(*this, io, std::move(fd));
+              } else if (kind == wire::kRdma) {
+                lane = std::make_shared<RdmaServerLane>(*this, io, std::move(fd));
               } else {
                 lane = std::make_shared<TcpServerLane>(*this, io, std::move(fd));
               }
@@ -240,6 +248,7 @@ void Engine::drop_session(const std::shared_ptr<Session> &session) {
 }
 
 Error Engine::add_region(const std::shared_ptr<Region> &region) {
+  if (Error error = register_rdma(*region)) return error;
   if (region->name.empty()) return {};
   std::lock_guard announce(announce_mutex_);
   if (closing_.load()) return make_error(MP_CLOSED, "the engine is closed");
@@ -250,7 +259,7 @@ Error Engine::add_region(const std::shared_ptr<Region> &region) {
 
 Error Engine::release_region(Region &region) {
   if (!region.try_release()) {
-    return make_error(MP_REGION_BUSY, "cannot release region \"" + region.name + "\": a running transfer uses it",
+    return make_error(MP_REGION_BUSY, "cannot release " + region.label() + ": a running transfer uses it",
                       "wait for the transfer, or cancel() it first");
   }
   std::vector<std::shared_ptr<Session>> sessions;
@@ -262,14 +271,15 @@ Error Engine::release_region(Region &region) {
       for (const auto &session : sessions) session->withdraw(region);
     }
   }
-  if (region.served()) {
+  if (!withdraw_rdma(region) || region.served()) {
     for (const auto &session : sessions) session->drop_region(region);
+    withdraw_rdma(region);
   }
   region.wait_unserved();
   if (region.stop_sharing(now_ns() + int64_t{config.progress_timeout_ms} * kMillisecond)) return {};
   return make_error(
       MP_REGION_BUSY,
-      "region \"" + region.name + "\" is withdrawn, but a peer on this host was stopped in the middle of a copy",
+      region.label() + " is withdrawn, but a peer on this host was stopped in the middle of a copy",
       "continue or kill that process and release the region again: there is no memory to move its bytes to");
 }
 
@@ -353,13 +363,16 @@ void Engine::close() {
   for (const auto &transfer : running.all()) transfer->stop(cause);
   std::vector<std::weak_ptr<Peer>> peers;
   std::vector<std::shared_ptr<Session>> sessions;
+  std::vector<std::shared_ptr<RdmaLink>> connecting;
   {
     // An announcement that is under way ends first, so that no session is added behind our back.
     std::lock_guard announce(announce_mutex_);
     std::lock_guard lock(mutex_);
     peers.swap(peers_);
     sessions.swap(sessions_);
+    connecting.swap(rdma_connecting_);
   }
+  connecting.clear();
   for (const auto &weak : peers) {
     if (auto peer = weak.lock()) peer->close(cause);
   }
@@ -371,9 +384,11 @@ void Engine::close() {
   const int64_t until = now_ns() + int64_t{config.progress_timeout_ms} * kMillisecond;
   for (const auto &region : regions.all()) {
     region->release_for_good();
+    withdraw_rdma(*region);
     region->wait_unserved();
     region->stop_sharing(until);
   }
+  if (rdma != nullptr) rdma->unwatch();
   for (const auto &io : io_) io->stop();
   // What the threads had not got to, such as the last words of broken lanes.
   bool more = true;

@@ -14,6 +14,7 @@
 #include "io_thread.hpp"
 #include "link.hpp"
 #include "notifications.hpp"
+#include "rdma_device.hpp"
 #include "region.hpp"
 #include "session.hpp"
 #include "shm_frames.hpp"
@@ -21,6 +22,8 @@
 #include "transfer.hpp"
 
 namespace moonpool {
+
+class RdmaLink;
 
 struct Config {
   std::string name;
@@ -39,6 +42,7 @@ struct Config {
   uint32_t regions_max = 0;
   uint32_t peers_max = 0;
   uint32_t notifications_max = 0;
+  RdmaConfig rdma;
 };
 
 // Checks every field and fills in the defaults.
@@ -84,6 +88,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   size_t peer_count() const;
   size_t session_count() const;
 
+  // The engine owns a link while it connects, and tells it of ports that go up and down as long as it lives.
+  void rdma_link_made(const std::shared_ptr<RdmaLink> &link);
+  void rdma_link_settled(const RdmaLink &link);
+
   static std::shared_ptr<Engine> in_this_process(const Id128 &incarnation);
 
   const Config config;
@@ -93,12 +101,16 @@ class Engine : public std::enable_shared_from_this<Engine> {
   TransferList running;
   NotificationQueue notifications;
   Stats stats;
+  std::shared_ptr<RdmaHost> rdma;  // nullptr: not among the transports
 
  private:
   class Acceptor;
 
   Error listen();
   void listen_on_host();
+  Error open_rdma();
+  Error register_rdma(Region &region);
+  bool withdraw_rdma(Region &region);
   void greet_client(Fd fd);
   Admission admit(const wire::Hello &hello, IoThread &io);
   Admission admit_control(const wire::Hello &hello, IoThread &io);
@@ -126,6 +138,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool closed_ = false;
   std::vector<std::weak_ptr<Peer>> peers_;
   std::vector<std::shared_ptr<Session>> sessions_;
+  std::vector<std::weak_ptr<RdmaLink>> rdma_links_;
+  std::vector<std::shared_ptr<RdmaLink>> rdma_connecting_;
 };
 
 }  // namespace moonpool

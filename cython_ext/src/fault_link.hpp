@@ -23,8 +23,8 @@ class FaultTransport final : public Transport {
   Probe probe() const override { return inner_->probe(); }
   int cost() const override { return inner_->cost(); }
   std::string offer(const Engine &engine) const override { return inner_->offer(engine); }
-  std::string unreachable(const Id128 &incarnation, std::string_view offer) const override {
-    return inner_->unreachable(incarnation, offer);
+  std::string unreachable(const Engine &engine, const Id128 &incarnation, std::string_view offer) const override {
+    return inner_->unreachable(engine, incarnation, offer);
   }
   void connect(const std::shared_ptr<Peer> &peer, std::string_view offer, int64_t deadline_ns,
                Connected connected) override;

@@ -67,8 +67,8 @@ class Transport {
   virtual int cost() const = 0;
   // What peers have to know to use it towards this engine.
   virtual std::string offer(const Engine &) const { return {}; }
-  // "" when this process reaches the peer that made the offer, otherwise why not.
-  virtual std::string unreachable(const Id128 &incarnation, std::string_view offer) const = 0;
+  // "" when `engine` reaches the peer that made the offer, otherwise why not.
+  virtual std::string unreachable(const Engine &engine, const Id128 &incarnation, std::string_view offer) const = 0;
   // `connected` may be called before this returns, or later on an I/O thread, in any case before `deadline_ns` plus the
   // time that a busy thread needs. Nothing blocks.
   virtual void connect(const std::shared_ptr<Peer> &peer, std::string_view offer, int64_t deadline_ns,
@@ -79,6 +79,7 @@ class Transport {
 std::vector<std::unique_ptr<Transport>> all_transports();
 std::unique_ptr<Transport> make_local_transport();
 std::unique_ptr<Transport> make_shm_transport();
+std::unique_ptr<Transport> make_rdma_transport();
 std::unique_ptr<Transport> make_tcp_transport();
 
 }  // namespace moonpool

@@ -43,7 +43,7 @@ class LocalTransport final : public Transport {
   const char *name() const override { return "local"; }
   Probe probe() const override { return {true, "engines of the same process"}; }
   int cost() const override { return 1; }
-  std::string unreachable(const Id128 &incarnation, std::string_view) const override {
+  std::string unreachable(const Engine &, const Id128 &incarnation, std::string_view) const override {
     return Engine::in_this_process(incarnation) != nullptr ? "" : "the peer is another process";
   }
   void connect(const std::shared_ptr<Peer> &peer, std::string_view, int64_t, Connected connected) override {

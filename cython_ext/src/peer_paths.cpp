@@ -37,7 +37,7 @@ std::vector<Peer::Path> Peer::possible_paths(const std::vector<Offer> &offers, c
       path.why_not = "the peer does not offer it";
     } else {
       path.offer = offer->blob;
-      path.why_not = transport->unreachable(incarnation, offer->blob);
+      path.why_not = transport->unreachable(*engine_, incarnation, offer->blob);
     }
     path.possible = path.why_not.empty();
     paths.push_back(std::move(path));

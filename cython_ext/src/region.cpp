@@ -34,6 +34,16 @@ std::string Region::label() const {
   return "region without a name (id " + std::to_string(id) + ", " + std::to_string(length) + " bytes)";
 }
 
+std::shared_ptr<RdmaMemory> Region::rdma() const {
+  std::lock_guard lock(mutex_);
+  return rdma_;
+}
+
+void Region::set_rdma(std::shared_ptr<RdmaMemory> registrations) {
+  std::lock_guard lock(mutex_);
+  rdma_ = std::move(registrations);
+}
+
 bool Region::begin_use() {
   if ((users_.fetch_add(1) & kReleased) == 0) return true;
   users_.fetch_sub(1);

@@ -20,6 +20,8 @@
 
 namespace moonpool {
 
+class RdmaMemory;
+
 // Two kinds of use keep the bytes owned: transfers of this engine (`users`) make a release fail, work on behalf of
 // peers (`serving`) is stopped by it.
 class Region {
@@ -68,6 +70,9 @@ class Region {
   // it cannot.
   mp_status share(std::shared_ptr<UseTable> table, uint32_t slot, std::shared_ptr<const Fd> *fd);
   void unshare(const UseTable &table);
+  // Its registrations for RDMA, or nullptr.
+  std::shared_ptr<RdmaMemory> rdma() const;
+  void set_rdma(std::shared_ptr<RdmaMemory> registrations);
   // After try_release: returns when no peer copies to or from the memory any more. Those that do not stop until `until`
   // keep old pages that are not this region's any more. False when there is no memory for new ones.
   bool stop_sharing(int64_t until);
@@ -83,9 +88,10 @@ class Region {
 
   std::atomic<int64_t> users_{0};
   std::atomic<int64_t> serving_{0};
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable unserved_;
   std::vector<Share> shares_;
+  std::shared_ptr<RdmaMemory> rdma_;
 };
 
 // Holds the `serving` count of one region.

@@ -35,7 +35,7 @@ class ShmTransport final : public Transport {
 
   std::string offer(const Engine &engine) const override { return shm::encode_identity(engine.host()); }
 
-  std::string unreachable(const Id128 &, std::string_view offer) const override {
+  std::string unreachable(const Engine &, const Id128 &, std::string_view offer) const override {
     shm::HostIdentity theirs;
     if (!shm::decode_identity(offer, &theirs)) return "the peer made an offer that cannot be read";
     return shm::why_apart(shm::HostIdentity::of_this_process(), theirs);

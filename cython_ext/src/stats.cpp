@@ -10,7 +10,7 @@ namespace moonpool {
 void Stats::count_transfer(const Transfer &transfer, const char *path_name, mp_transfer_state state) {
   constexpr auto relaxed = std::memory_order_relaxed;
   const std::string name = path_name;
-  PathCounters &path = name == "local" ? local : name == "shm" ? shm : tcp;
+  PathCounters &path = name == "local" ? local : name == "shm" ? shm : name == "rdma" ? rdma : tcp;
   path.transfers.fetch_add(1, relaxed);
   switch (state) {
     case MP_COMPLETED:
@@ -60,6 +60,16 @@ class JsonObject {
     text_ += value.done();
     return *this;
   }
+  JsonObject &field(const char *name, const std::string &value) {
+    key(name);
+    append_json_string(&text_, value);
+    return *this;
+  }
+  JsonObject &raw(const char *name, const std::string &json) {
+    key(name);
+    text_ += json;
+    return *this;
+  }
   std::string done() const { return text_ + "}"; }
 
  private:
@@ -87,14 +97,37 @@ uint64_t gauge(const std::atomic<int64_t> &value) {
   return now > 0 ? static_cast<uint64_t>(now) : 0;
 }
 
+std::string rails_json(const Engine &engine) {
+  std::string text = "[";
+  if (engine.rdma != nullptr) {
+    for (const auto &rail : engine.rdma->rails()) {
+      const RailState state = rail->state();
+      if (text.size() > 1) text += ", ";
+      text += JsonObject()
+                  .field("rail", rail->label())
+                  .raw("up", state.up ? "true" : "false")
+                  .field("gid", gid_text(state.gid))
+                  .field("reason", state.reason)
+                  .field("queue_pairs", gauge(rail->queue_pairs))
+                  .field("read_bytes", rail->read_bytes)
+                  .field("written_bytes", rail->written_bytes)
+                  .field("errors", rail->errors)
+                  .done();
+    }
+  }
+  return text + "]";
+}
+
 }  // namespace
 
 std::string stats_json(const Engine &engine) {
   const Stats &s = engine.stats;
   return JsonObject()
-      .field(
-          "paths",
-          JsonObject().field("local", path_json(s.local)).field("shm", path_json(s.shm)).field("tcp", path_json(s.tcp)))
+      .field("paths", JsonObject()
+                          .field("local", path_json(s.local))
+                          .field("shm", path_json(s.shm))
+                          .field("rdma", path_json(s.rdma))
+                          .field("tcp", path_json(s.tcp)))
       .field("transfers_running", engine.running.size())
       .field("retries", s.retries)
       .field("lane_errors", s.lane_errors)
@@ -102,6 +135,8 @@ std::string stats_json(const Engine &engine) {
       .field("lanes", gauge(s.lanes))
       .field("regions_mapped", gauge(s.regions_mapped))
       .field("regions_not_mapped", s.regions_not_mapped)
+      .field("regions_not_registered", s.regions_not_registered)
+      .raw("rails", rails_json(engine))
       .field("peers", engine.peer_count())
       .field("regions", engine.regions.size())
       .field("io_threads", engine.io_count())

@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tcp_lane.hpp"
 
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 
 #include "engine.hpp"
+#include "lane_link.hpp"
 #include "peer.hpp"
 #include "same_host.hpp"
-#include "tcp_link.hpp"
 
 namespace moonpool {
 
@@ -31,83 +28,19 @@ Error broke_while_receiving(const Step &step) {
 
 }  // namespace
 
-TcpLane::TcpLane(TcpLink &link, IoThread &io) : link_(link), engine_(link.engine()), io_(io) {
-  engine_.stats.lanes.fetch_add(1);
-}
-
-TcpLane::~TcpLane() { engine_.stats.lanes.fetch_sub(1); }
-
-// ---------------------------------------------------------------- connecting
-
-void TcpLane::dial_now() {
-  std::lock_guard lock(mutex_);
-  if (shut_ || dialing_ || ready_.load()) return;
-  const std::shared_ptr<Peer> peer = link_.peer();
-  if (peer == nullptr) return;
-  dialing_ = true;
-  const uint64_t attempt = ++attempt_;
-  lane_id_ = peer->next_lane_id();
-  DialRequest request{link_.addresses, wire::kLane, link_.session, lane_id_,
-                      now_ns() + int64_t{engine_.config.connect_timeout_ms} * kMillisecond};
-  dial(engine_.identity, io_, std::move(request), [weak = weak_from_this(), attempt](Dialed dialed) {
-    if (auto self = weak.lock()) self->on_dialed(attempt, std::move(dialed));
-  });
-}
-
-void TcpLane::on_dialed(uint64_t attempt, Dialed dialed) {
-  with_lock([&] {
-    dialing_ = false;
-    if (shut_ || attempt != attempt_) return;
-    if (dialed.error) {
-      engine_.stats.lane_errors.fetch_add(1);
-      schedule_dial_locked();
-      return;
-    }
-    backoff_.reset();
-    fd_ = std::move(dialed.fd);
-    tune_same_host(fd_.get());
-    armed_ = EPOLLRDHUP | EPOLLONESHOT;
-    if (io_.add(shared_from_this(), armed_)) {
-      fd_.reset();
-      schedule_dial_locked();
-      return;
-    }
-    ready_.store(true);
-    drive_locked();
-  });
-}
-
-void TcpLane::schedule_dial_locked() {
-  if (shut_) return;
-  const int64_t when = now_ns() + backoff_.wait_ns();
-  backoff_.grow();
-  io_.call_at(when, [weak = weak_from_this()] {
-    if (auto self = weak.lock()) self->dial_now();
-  });
-}
-
 // ---------------------------------------------------------------- driving
 
-void TcpLane::submitted() {
-  std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) return kick();
-  if (!ready_.load(std::memory_order_relaxed)) return;
-  // No answer can be there yet, so this turn only sends.
-  turn_bytes_ = 0;
-  while (turn_bytes_ < kTurnBytes && send_locked()) {
-  }
-  if (ready_.load(std::memory_order_relaxed)) arm_locked();
-  lock.unlock();
-  if (attention_.load()) kick();
+void TcpLane::begin_locked() {
+  tune_same_host(fd_.get());
+  armed_ = EPOLLRDHUP | EPOLLONESHOT;
+  if (Error error = io_.add(shared_from_this(), armed_)) return cut_locked(std::move(error));
+  opened_locked();
 }
 
-void TcpLane::kick() {
-  attention_.store(true);
-  while (attention_.load()) {
-    std::unique_lock lock(mutex_, std::try_to_lock);
-    if (!lock.owns_lock()) return;  // the holder looks at attention_ after it unlocks
-    attention_.store(false);
-    drive_locked();
+// Only sends.
+void TcpLane::send_first_locked() {
+  turn_bytes_ = 0;
+  while (turn_bytes_ < kTurnBytes && send_locked()) {
   }
 }
 
@@ -141,7 +74,9 @@ void TcpLane::arm_locked() {
   if (!frames_.empty()) want |= EPOLLIN;
   // Blocked, or stopped by the turn's budget with work left.
   if (sending_ || (can_start_locked() && link_.has_work())) want |= EPOLLOUT;
-  want = (want & ~assist_mask_) | EPOLLONESHOT;
+  // A thread that looks at the socket itself needs nobody to do it.
+  if (assisted_) want &= ~(asleep_ ? assist_mask_ : uint32_t{EPOLLIN | EPOLLOUT});
+  want |= EPOLLONESHOT;
   if (want == armed_) return;
   armed_ = want;
   io_.modify(*this, want);
@@ -237,9 +172,7 @@ bool TcpLane::receive_locked() {
     return false;
   }
   turn_bytes_ += step.bytes;
-  progress_at_ = now_ns();
-  // The waiter would not see what another thread has taken from its socket.
-  if (asleep_) wake_waiter_locked();
+  progressed_locked();
   if (in_payload_) {
     if (reader_.done()) finish_frame_locked();
     return true;
@@ -352,7 +285,6 @@ std::vector<Work> TcpLane::take_unfinished_locked() {
     if (!frame.resolved) work.push_back(std::move(frame.work));
   }
   frames_.clear();
-  load_.store(0);
   reads_in_flight_ = 0;
   sending_ = false;
   in_payload_ = false;
@@ -361,76 +293,38 @@ std::vector<Work> TcpLane::take_unfinished_locked() {
   return work;
 }
 
-void TcpLane::cut_locked(Error cause) {
-  ready_.store(false);
-  engine_.stats.lane_errors.fetch_add(1);
-  // A waiter may be asleep on the descriptor; it is closed when the waiter has left.
-  ::shutdown(fd(), SHUT_RDWR);
-  io_.remove(*this);
-  if (!assisted_) fd_.reset();
-  const uint64_t lane_id = lane_id_;
-  // The link takes locks of its own and calls the peer, so it hears of it outside this lane's lock.
-  io_.post([link = link_.weak_from_this(), lane_id, work = take_unfinished_locked(), cause]() mutable {
-    if (auto self = link.lock()) self->lane_cut(lane_id, std::move(work), cause);
-  });
-  if (!assisted_) schedule_dial_locked();
-}
-
-void TcpLane::cancel(const Transfer &transfer) {
-  with_lock([&] {
-    const Error cause = transfer.stop_cause();
-    bool cut = false;
-    for (size_t i = 0; i < frames_.size(); ++i) {
-      Frame &frame = frames_[i];
-      if (frame.resolved || frame.work.transfer.get() != &transfer) continue;
-      if (transfer.op == MP_READ) {
-        // The answer is still coming, but nobody's memory is its destination any more.
-        if (i == 0 && in_payload_) reader_.discard_all();
-        frame.discard = frame.resolved = true;
-        frame.work.transfer->descs_failed(frame.work.begin, frame.work.end, cause);
-      } else if (sending_ && i + 1 == frames_.size()) {
-        cut = true;  // half of it is on its way and the rest may not be read any more
-      }
-      // A write that was sent whole is settled by its acknowledgement.
+void TcpLane::cancel_locked(const Transfer &transfer) {
+  const Error cause = transfer.stop_cause();
+  bool cut = false;
+  for (size_t i = 0; i < frames_.size(); ++i) {
+    Frame &frame = frames_[i];
+    if (frame.resolved || frame.work.transfer.get() != &transfer) continue;
+    if (transfer.op == MP_READ) {
+      // The answer is still coming, but nobody's memory is its destination any more.
+      if (i == 0 && in_payload_) reader_.discard_all();
+      frame.discard = frame.resolved = true;
+      frame.work.transfer->descs_failed(frame.work.begin, frame.work.end, cause);
+    } else if (sending_ && i + 1 == frames_.size()) {
+      cut = true;  // half of it is on its way and the rest may not be read any more
     }
-    if (cut) cut_locked(cause);
-    if (asleep_) wake_waiter_locked();
-  });
-}
-
-std::vector<Work> TcpLane::shutdown() {
-  std::vector<Work> work;
-  std::lock_guard lock(mutex_);
-  shut_ = true;
-  if (!assisted_) wake_.reset();
-  if (ready_.exchange(false)) {
-    ::shutdown(fd(), SHUT_RDWR);
-    io_.remove(*this);
-    if (!assisted_) fd_.reset();
-    work = take_unfinished_locked();
+    // A write that was sent whole is settled by its acknowledgement.
   }
-  return work;
+  if (cut) cut_locked(cause);
 }
 
-void TcpLane::watch_progress_locked() {
-  if (progress_watched_) return;
-  progress_watched_ = true;
-  const int64_t limit = int64_t{engine_.config.progress_timeout_ms} * kMillisecond;
-  io_.call_at(std::max(progress_at_ + limit, now_ns()), [weak = weak_from_this()] {
-    if (auto self = weak.lock()) self->check_progress();
-  });
+// ---------------------------------------------------------------- waiting
+
+bool TcpLane::carries_locked(const Transfer &transfer) const {
+  return std::any_of(frames_.begin(), frames_.end(),
+                     [&](const Frame &frame) { return frame.work.transfer.get() == &transfer && !frame.resolved; });
 }
 
-void TcpLane::check_progress() {
-  with_lock([&] {
-    progress_watched_ = false;
-    if (!ready_.load() || frames_.empty()) return;
-    const int64_t limit = int64_t{engine_.config.progress_timeout_ms} * kMillisecond;
-    if (now_ns() - progress_at_ < limit) return watch_progress_locked();
-    Error cause = make_error(MP_DEADLINE, "no byte moved on a lane for " + std::to_string(limit / kMillisecond) + " ms",
-                             "check that the peer is not stopped, or raise progress_timeout");
-    cut_locked(std::move(cause));
-  });
+std::optional<pollfd> TcpLane::sleep_on_locked() {
+  // Other events than these are the I/O thread's meanwhile.
+  assist_mask_ = sending_ ? EPOLLIN | EPOLLOUT : EPOLLIN;
+  asleep_ = true;
+  arm_locked();
+  return pollfd{fd(), static_cast<short>(POLLIN | (sending_ ? POLLOUT : 0)), 0};
 }
 
 }  // namespace moonpool

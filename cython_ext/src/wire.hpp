@@ -29,7 +29,7 @@ constexpr uint32_t kNotifyBytesMax = 1u << 16;
 constexpr uint32_t kRegionNameMax = 255;
 constexpr uint32_t kOfferBytesMax = 512;
 
-enum Kind : uint16_t { kControl = 1, kLane = 2, kShm = 3 };
+enum Kind : uint16_t { kControl = 1, kLane = 2, kShm = 3, kRdma = 4 };
 
 // ---- handshake: Hello ->, <- Challenge, Proof ->, <- Welcome
 

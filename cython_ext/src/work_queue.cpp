@@ -72,10 +72,19 @@ std::vector<Work> WorkQueue::remove(const Transfer &transfer) {
   return removed;
 }
 
+std::vector<Work> WorkQueue::take() {
+  std::lock_guard lock(mutex_);
+  return take_locked();
+}
+
 std::vector<Work> WorkQueue::close() {
-  std::vector<Work> left;
   std::lock_guard lock(mutex_);
   closed_ = true;
+  return take_locked();
+}
+
+std::vector<Work> WorkQueue::take_locked() {
+  std::vector<Work> left;
   for (std::deque<Entry> *queue : {&small_, &large_}) {
     for (Entry &entry : *queue) left.push_back(std::move(entry.rest));
     queue->clear();

@@ -36,6 +36,8 @@ class WorkQueue {
   bool pull(Work *work);
   // Everything queued for `transfer`, in pieces.
   std::vector<Work> remove(const Transfer &transfer);
+  // Everything queued.
+  std::vector<Work> take();
   std::vector<Work> close();
   bool empty() const;
 
@@ -45,6 +47,7 @@ class WorkQueue {
     uint64_t slice_bytes;
   };
   void carve(Entry &entry, Work *work);
+  std::vector<Work> take_locked();
 
   const uint32_t descs_max_;
   mutable std::mutex mutex_;

@@ -23,7 +23,7 @@ extern "C" {
 #endif
 
 #define MP_API __attribute__((visibility("default")))
-#define MP_ABI_VERSION 1
+#define MP_ABI_VERSION 2
 
 typedef struct mp_engine mp_engine;
 typedef struct mp_region mp_region;
@@ -82,7 +82,7 @@ typedef struct mp_config {
   uint32_t abi_version;   /* MP_ABI_VERSION */
   const char *name;       /* shown to peers; NULL: "engine" */
   const char *listen;     /* "host:port", "[::1]:0"; port 0 picks one; NULL: accepts nobody */
-  const char *transports; /* "auto" or a comma list of "local", "shm", "tcp" */
+  const char *transports; /* "auto" or a comma list of "local", "shm", "rdma", "tcp" */
   const char *require;    /* NULL, or the one transport every transfer must use */
   const uint8_t *secret;  /* cluster secret, or NULL */
   size_t secret_bytes;
@@ -97,6 +97,14 @@ typedef struct mp_config {
   uint32_t regions_max;         /* 0: 1048576 */
   uint32_t peers_max;           /* inbound sessions; 0: 4096 */
   uint32_t notifications_max;   /* queued, not yet taken; 0: 65536. Each at most 64 KiB, 64 MiB together */
+  const char *rdma_devices;     /* NULL: all; or NAME[:PORT][@GID_INDEX] with commas, such as "mlx5_0:1@3,mlx5_1" */
+  uint32_t rdma_queue_pairs;    /* per peer and rail; 0: 2. At most 16 */
+  uint32_t rdma_queue_depth;    /* work requests in a queue pair; 0: 256. 16 to 16384, less where the device has less */
+  uint32_t rdma_inline_bytes;   /* writes up to this size travel in the request; UINT32_MAX: 128. At most 4096 */
+  uint32_t rdma_service_level;  /* 0 to 15 */
+  uint32_t rdma_traffic_class;  /* 0 to 255; DSCP in its upper six bits */
+  uint32_t rdma_pkey_index;     /* in the port's table of partition keys */
+  uint64_t rdma_registration_bytes_max; /* larger memory is registered in pieces; 0: what the devices allow */
 } mp_config;
 
 /* Fills every field with its default. */

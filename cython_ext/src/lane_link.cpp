@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tcp_link.hpp"
+#include "lane_link.hpp"
 
 #include <algorithm>
 #include <functional>
@@ -12,66 +12,50 @@ namespace moonpool {
 
 namespace {
 
-// Head and digest trailer leave room for this many pieces in one system call (IOV_MAX is 1024).
-constexpr uint32_t kDescsPerFrame = 1000;
 constexpr uint64_t kSliceBytesMax = 4u << 20;
 constexpr uint32_t kAttemptsMax = 5;
 
-class TcpTransport final : public Transport {
- public:
-  const char *name() const override { return "tcp"; }
-  Probe probe() const override { return {true, "sockets; always there"}; }
-  int cost() const override { return 100; }
-  std::string unreachable(const Id128 &, std::string_view) const override { return {}; }
-  void connect(const std::shared_ptr<Peer> &peer, std::string_view, int64_t, Connected connected) override {
-    auto link = std::make_shared<TcpLink>(peer);
-    link->start();
-    connected(std::move(link), {});
-  }
-};
-
 }  // namespace
 
-std::unique_ptr<Transport> make_tcp_transport() { return std::make_unique<TcpTransport>(); }
-
-TcpLink::TcpLink(const std::shared_ptr<Peer> &peer)
+LaneLink::LaneLink(const std::shared_ptr<Peer> &peer, const char *path, uint32_t descs_per_frame)
     : session(peer->session()),
       addresses(peer->resolved()),
       engine_(peer->engine()),
       peer_(peer),
-      queue_(kDescsPerFrame) {}
+      path_(path),
+      descs_per_frame_(descs_per_frame),
+      queue_(descs_per_frame) {}
 
-void TcpLink::start() {
-  for (uint32_t i = 0; i < engine_.config.lanes; ++i) {
-    lanes_.push_back(std::make_shared<TcpLane>(*this, engine_.next_io()));
-  }
+void LaneLink::start(std::vector<std::shared_ptr<Lane>> lanes) {
+  lanes_ = std::move(lanes);
   for (const auto &lane : lanes_) lane->dial_now();
 }
 
-void TcpLink::submit(const std::shared_ptr<Transfer> &transfer) {
-  const uint64_t slice = std::max(engine_.config.slice_bytes,
-                                  std::min(kSliceBytesMax, transfer->bytes / (uint64_t{engine_.config.lanes} * 4)));
+void LaneLink::submit(const std::shared_ptr<Transfer> &transfer) {
+  const uint64_t slice =
+      std::max(engine_.config.slice_bytes, std::min(kSliceBytesMax, transfer->bytes / (lanes_.size() * 4)));
   const auto descs = static_cast<uint32_t>(transfer->descs.size());
-  const bool single = transfer->bytes <= slice && descs <= kDescsPerFrame;
+  const bool single = transfer->bytes <= slice && descs <= descs_per_frame_;
   if (!queue_.push(transfer, slice)) {
     transfer->fail(make_error(MP_PEER_LOST, "the connection to the peer ended"));
     return;
   }
   if (single) {
-    TcpLane &lane = lane_for_small();
+    Lane &lane = lane_for_small();
     lane.submitted();
     if (!lane.ready()) wake_lanes(1);  // it broke since it was chosen
   } else {
-    wake_lanes(std::max<uint64_t>(transfer->bytes / slice, descs / kDescsPerFrame) + 1);
+    wake_lanes(std::max<uint64_t>(transfer->bytes / slice, descs / descs_per_frame_) + 1);
   }
+  if (lanes_ready() == 0) stranded(make_error(MP_PEER_LOST, "no lane to the peer is connected"));
 }
 
 // An idle lane if there is one, so that threads do not wait for each other; otherwise the least loaded.
-TcpLane &TcpLink::lane_for_small() {
+Lane &LaneLink::lane_for_small() {
   const size_t first = std::hash<std::thread::id>{}(std::this_thread::get_id()) % lanes_.size();
-  TcpLane *best = lanes_[first].get();
+  Lane *best = lanes_[first].get();
   for (size_t i = 0; i < lanes_.size(); ++i) {
-    TcpLane *lane = lanes_[(first + i) % lanes_.size()].get();
+    Lane *lane = lanes_[(first + i) % lanes_.size()].get();
     if (!lane->ready()) continue;
     if (lane->load() == 0) return *lane;
     if (!best->ready() || lane->load() < best->load()) best = lane;
@@ -79,24 +63,24 @@ TcpLane &TcpLink::lane_for_small() {
   return *best;
 }
 
-void TcpLink::wake_lanes(size_t n) {
+void LaneLink::wake_lanes(size_t n) {
   const uint32_t first = round_robin_.fetch_add(1);
   for (size_t i = 0; i < lanes_.size() && n > 0; ++i) {
-    const std::shared_ptr<TcpLane> &lane = lanes_[(first + i) % lanes_.size()];
+    const std::shared_ptr<Lane> &lane = lanes_[(first + i) % lanes_.size()];
     if (!lane->ready()) continue;  // looks at the queue by itself as soon as it is connected
     --n;
-    lane->io().post([weak = std::weak_ptr<TcpLane>(lane)] {
+    lane->io().post([weak = std::weak_ptr<Lane>(lane)] {
       if (auto self = weak.lock()) self->kick();
     });
   }
 }
 
-void TcpLink::cancel(Transfer &transfer) {
+void LaneLink::cancel(Transfer &transfer) {
   fail_work(queue_.remove(transfer), transfer.stop_cause());
   for (const auto &lane : lanes_) lane->cancel(transfer);
 }
 
-void TcpLink::assist(Transfer &transfer, int64_t until) {
+void LaneLink::assist(Transfer &transfer, int64_t until) {
   // Several lanes are better served by their own threads.
   if (transfer.bytes > engine_.config.slice_bytes) return;
   const void *driver = transfer.driver.load(std::memory_order_relaxed);
@@ -105,9 +89,9 @@ void TcpLink::assist(Transfer &transfer, int64_t until) {
   }
 }
 
-void TcpLink::lane_cut(uint64_t lane_id, std::vector<Work> work, const Error &cause) {
+void LaneLink::lane_cut(uint64_t lane_id, std::vector<Work> work, const Error &cause) {
   const std::shared_ptr<Peer> peer = peer_.lock();
-  Error error = peer == nullptr ? cause : peer->describe(cause, "tcp");
+  Error error = peer == nullptr ? cause : peer->describe(cause, path_);
   const auto first_write =
       std::partition(work.begin(), work.end(), [](const Work &one) { return one.transfer->op == MP_READ; });
   std::vector<Work> writes(std::make_move_iterator(first_write), std::make_move_iterator(work.end()));
@@ -131,7 +115,7 @@ void TcpLink::lane_cut(uint64_t lane_id, std::vector<Work> work, const Error &ca
   }
 }
 
-void TcpLink::fenced(uint64_t lane_id) {
+void LaneLink::fenced(uint64_t lane_id) {
   Fencing fencing;
   {
     std::lock_guard lock(mutex_);
@@ -143,7 +127,7 @@ void TcpLink::fenced(uint64_t lane_id) {
   retry(std::move(fencing.work), fencing.cause);
 }
 
-void TcpLink::retry(std::vector<Work> work, const Error &cause) {
+void LaneLink::retry(std::vector<Work> work, const Error &cause) {
   for (Work &one : work) {
     if (one.transfer->stopping() || ++one.attempts > kAttemptsMax) {
       fail_work({one}, cause);
@@ -153,9 +137,10 @@ void TcpLink::retry(std::vector<Work> work, const Error &cause) {
     }
   }
   wake_lanes(work.size());
+  if (lanes_ready() == 0) stranded(cause);
 }
 
-void TcpLink::shutdown(const Error &cause, bool settled) {
+void LaneLink::shutdown(const Error &cause, bool settled) {
   std::vector<Work> writes;
   {
     std::lock_guard lock(mutex_);
@@ -183,7 +168,7 @@ void TcpLink::shutdown(const Error &cause, bool settled) {
   }
 }
 
-size_t TcpLink::lanes_ready() const {
+size_t LaneLink::lanes_ready() const {
   return static_cast<size_t>(
       std::count_if(lanes_.begin(), lanes_.end(), [](const auto &lane) { return lane->ready(); }));
 }

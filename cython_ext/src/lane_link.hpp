@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tcp transport, requesting side: a few persistent lanes to one peer that pull slices from one queue.
+// A link made of lanes: a few persistent connections to one peer that pull slices from one queue. What a lane's
+// connection is made of is the transport's.
 #pragma once
 
 #include <atomic>
@@ -8,19 +9,20 @@
 #include <unordered_map>
 #include <vector>
 
+#include "lane.hpp"
 #include "link.hpp"
-#include "tcp_lane.hpp"
 #include "work_queue.hpp"
 
 namespace moonpool {
 
-class TcpLink final : public Link, public std::enable_shared_from_this<TcpLink> {
+class LaneLink : public Link, public std::enable_shared_from_this<LaneLink> {
  public:
-  explicit TcpLink(const std::shared_ptr<Peer> &peer);
-  ~TcpLink() override { shutdown(make_error(MP_CLOSED, "the peer was closed"), true); }
+  LaneLink(const std::shared_ptr<Peer> &peer, const char *path, uint32_t descs_per_frame);
+  ~LaneLink() override { shutdown(make_error(MP_CLOSED, "the peer was closed"), true); }
 
-  void start();
-  const char *path() const override { return "tcp"; }
+  // Once, before anything else.
+  void start(std::vector<std::shared_ptr<Lane>> lanes);
+  const char *path() const override { return path_; }
   void submit(const std::shared_ptr<Transfer> &transfer) override;
   void adopt(std::vector<Work> work, const Error &cause) override { retry(std::move(work), cause); }
   void cancel(Transfer &transfer) override;
@@ -32,6 +34,9 @@ class TcpLink final : public Link, public std::enable_shared_from_this<TcpLink> 
   // ---- for the lanes
   bool pull(Work *work) { return queue_.pull(work); }
   bool has_work() const { return !queue_.empty(); }
+  // A lane can be used, or could not be connected.
+  virtual void lane_opened() {}
+  virtual void lane_refused(const Error &) {}
   // A lane ended with these unfinished. Reads can be asked for again at once; writes only when the peer has said that
   // nothing of the old lane is being applied any more.
   void lane_cut(uint64_t lane_id, std::vector<Work> work, const Error &cause);
@@ -40,19 +45,27 @@ class TcpLink final : public Link, public std::enable_shared_from_this<TcpLink> 
   const Id128 session;
   const std::vector<SocketAddress> addresses;
 
+ protected:
+  const std::vector<std::shared_ptr<Lane>> &lanes() const { return lanes_; }
+  // No lane is left to take what is queued. The lanes of some transports come back soon enough to wait for them.
+  virtual void stranded(const Error &) {}
+  std::vector<Work> take_queue() { return queue_.take(); }
+
  private:
   struct Fencing {
     std::vector<Work> work;
     Error cause;
   };
-  TcpLane &lane_for_small();
+  Lane &lane_for_small();
   void wake_lanes(size_t n);
   void retry(std::vector<Work> work, const Error &cause);
 
   Engine &engine_;
   const std::weak_ptr<Peer> peer_;
+  const char *const path_;
+  const uint32_t descs_per_frame_;
   WorkQueue queue_;
-  std::vector<std::shared_ptr<TcpLane>> lanes_;
+  std::vector<std::shared_ptr<Lane>> lanes_;
   std::atomic<uint32_t> round_robin_{0};
   mutable std::mutex mutex_;
   bool closed_ = false;

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the engine does for RDMA: opens the devices, registers regions with them, and tells links of ports that change.
+#include <algorithm>
+
+#include "engine.hpp"
+#include "rdma_link.hpp"
+#include "rdma_memory.hpp"
+
+namespace moonpool {
+
+Error Engine::open_rdma() {
+  const auto &names = config.transports;
+  if (std::find(names.begin(), names.end(), "rdma") == names.end()) return {};
+  rdma = std::make_shared<RdmaHost>();
+  if (Error error = rdma->open(config.rdma)) return error;
+  return rdma->watch(*io_[0], [this](const std::shared_ptr<Rail> &rail) {
+    std::vector<std::weak_ptr<RdmaLink>> links;
+    {
+      std::lock_guard lock(mutex_);
+      links = rdma_links_;
+    }
+    for (const auto &weak : links) {
+      if (const auto link = weak.lock()) link->rail_changed(*rail);
+    }
+  });
+}
+
+void Engine::rdma_link_made(const std::shared_ptr<RdmaLink> &link) {
+  std::lock_guard lock(mutex_);
+  std::erase_if(rdma_links_, [](const auto &weak) { return weak.expired(); });
+  rdma_links_.push_back(link);
+  if (!closing_.load()) rdma_connecting_.push_back(link);
+}
+
+void Engine::rdma_link_settled(const RdmaLink &link) {
+  std::shared_ptr<RdmaLink> last;  // goes without the lock
+  std::lock_guard lock(mutex_);
+  const auto it = std::find_if(rdma_connecting_.begin(), rdma_connecting_.end(),
+                               [&](const auto &one) { return one.get() == &link; });
+  if (it == rdma_connecting_.end()) return;
+  last = std::move(*it);
+  rdma_connecting_.erase(it);
+}
+
+// A region that no device takes goes over other paths, unless RDMA is required.
+Error Engine::register_rdma(Region &region) {
+  if (rdma == nullptr || rdma->devices().empty()) return {};
+  std::shared_ptr<RdmaMemory> registrations;
+  Error error = RdmaMemory::make(*rdma, config.rdma, region.base, region.length, region.writable(), &registrations);
+  if (error) {
+    stats.regions_not_registered.fetch_add(1);
+    return config.require == "rdma" ? error : Error{};
+  }
+  region.set_rdma(std::move(registrations));
+  return {};
+}
+
+// False when a device does not let go of the memory yet.
+bool Engine::withdraw_rdma(Region &region) {
+  const std::shared_ptr<RdmaMemory> registrations = region.rdma();
+  if (registrations == nullptr) return true;
+  if (!registrations->close()) return false;
+  region.set_rdma(nullptr);
+  return true;
+}
+
+}  // namespace moonpool

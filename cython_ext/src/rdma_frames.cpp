@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rdma_frames.hpp"
+
+#include <algorithm>
+
+namespace moonpool::rdma {
+
+namespace {
+
+constexpr uint8_t kOfferVersion = 1;
+constexpr size_t kMessageMax = 512;
+constexpr uint32_t kBodyMax = sizeof(uint64_t) * 2 + sizeof(uint32_t) * 2 + kPiecesMax * sizeof(uint32_t);
+
+bool get_found(wire::Reader &reader, Found *found) {
+  uint32_t count = 0;
+  if (!reader.get(&found->length) || !reader.get(&found->piece_bytes) || !reader.get(&found->start) ||
+      !reader.get(&count))
+    return false;
+  constexpr uint32_t kPageMax = 64u << 10;
+  if (count == 0 || count > kPiecesMax || found->start >= kPageMax || found->piece_bytes == 0 || found->length == 0)
+    return false;
+  if ((found->length - 1) / found->piece_bytes + 1 != count) return false;
+  found->keys.resize(count);
+  return std::all_of(found->keys.begin(), found->keys.end(), [&](uint32_t &key) { return reader.get(&key); });
+}
+
+}  // namespace
+
+std::string encode_offer(const std::vector<RailOffer> &rails) {
+  std::string blob;
+  wire::Writer writer(&blob);
+  writer.put(kOfferVersion);
+  writer.put(static_cast<uint8_t>(rails.size()));
+  for (const RailOffer &rail : rails) writer.put(rail);
+  return blob;
+}
+
+bool decode_offer(std::string_view blob, std::vector<RailOffer> *rails) {
+  wire::Reader reader(blob);
+  uint8_t version = 0, count = 0;
+  if (!reader.get(&version) || version != kOfferVersion || !reader.get(&count) || count > kRailsMax) return false;
+  rails->resize(count);
+  for (RailOffer &rail : *rails) {
+    if (!reader.get(&rail)) return false;
+  }
+  return reader.done();
+}
+
+std::vector<RailPair> pair_rails(const std::vector<RailOffer> &local, const std::vector<RailOffer> &remote) {
+  std::vector<RailPair> pairs;
+  std::vector<unsigned> taken(remote.size(), 0);
+  for (size_t i = 0; i < local.size(); ++i) {
+    if (local[i].up == 0) continue;
+    size_t best = remote.size();
+    for (size_t j = 0; j < remote.size(); ++j) {
+      if (remote[j].up == 0 || (remote[j].ethernet != 0) != (local[i].ethernet != 0)) continue;
+      if (best == remote.size()) {
+        best = j;
+        continue;
+      }
+      const unsigned bits = gid_common_bits(local[i].gid, remote[j].gid);
+      const unsigned best_bits = gid_common_bits(local[i].gid, remote[best].gid);
+      if (bits > best_bits || (bits == best_bits && taken[j] < taken[best])) best = j;
+    }
+    if (best == remote.size()) continue;
+    ++taken[best];
+    pairs.push_back({i, best});
+  }
+  return pairs;
+}
+
+void encode(const Frame &frame, std::string *out) {
+  std::string body;
+  wire::Writer writer(&body);
+  const bool good = frame.header.status == MP_OK;
+  if (frame.header.type == kConnect || (frame.header.type == kConnected && good)) writer.put(frame.queue_pair);
+  if (frame.header.type == kConnected && !good) body = frame.message.substr(0, kMessageMax);
+  if (frame.header.type == kFound && good) {
+    writer.put(frame.found.length);
+    writer.put(frame.found.piece_bytes);
+    writer.put(frame.found.start);
+    writer.put(static_cast<uint32_t>(frame.found.keys.size()));
+    for (const uint32_t key : frame.found.keys) writer.put(key);
+  }
+  Header header = frame.header;
+  header.magic = kMagic;
+  header.bytes = static_cast<uint32_t>(body.size());
+  wire::Writer(out).put(header);
+  *out += body;
+}
+
+Decoded decode(std::string_view *in, Frame *frame) {
+  if (in->size() < sizeof(Header)) return Decoded::kMore;
+  Header header;
+  wire::Reader(*in).get(&header);
+  if (header.magic != kMagic || header.bytes > kBodyMax || header.status > MP_INTERNAL) return Decoded::kBad;
+  if (in->size() < sizeof header + header.bytes) return Decoded::kMore;
+  const std::string_view body = in->substr(sizeof header, header.bytes);
+  *frame = {};
+  frame->header = header;
+  wire::Reader reader(body);
+  const bool good = header.status == MP_OK;
+  bool right = false;
+  switch (header.type) {
+    case kConnect:
+      right = reader.get(&frame->queue_pair) && reader.done();
+      break;
+    case kConnected:
+      if (good) {
+        right = reader.get(&frame->queue_pair) && reader.done();
+      } else {
+        right = body.size() <= kMessageMax;
+        frame->message = body;
+      }
+      break;
+    case kFind:
+      right = body.empty();
+      break;
+    case kFound:
+      right = good ? get_found(reader, &frame->found) && reader.done() : body.empty();
+      break;
+    default:
+      break;
+  }
+  if (!right) return Decoded::kBad;
+  in->remove_prefix(sizeof header + header.bytes);
+  return Decoded::kFrame;
+}
+
+}  // namespace moonpool::rdma

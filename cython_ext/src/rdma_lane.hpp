@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// The lane of the rdma transport: a queue pair on one rail, which lives as long as the lane's socket. The socket
+// carries what the queue pairs have to know of each other and the keys of regions; the bytes go from memory to memory.
+#pragma once
+
+#include <deque>
+#include <optional>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "lane.hpp"
+#include "rdma_frames.hpp"
+#include "rdma_queue.hpp"
+
+namespace moonpool {
+
+class RdmaLink;
+
+class RdmaLane final : public Lane {
+ public:
+  RdmaLane(RdmaLink &link, IoThread &io, std::shared_ptr<Rail> rail, uint32_t remote_rail);
+  ~RdmaLane() override;
+
+  const Rail &rail() const { return *rail_; }
+  // The port went up or down.
+  void rail_changed();
+
+ private:
+  // Completions make this descriptor ready.
+  class Channel;
+  // Part of a transfer whose work requests are being posted, or have been.
+  struct Frame {
+    Work work;
+    uint64_t id;
+    uint32_t next;         // the descriptor that is posted next
+    uint64_t next_at = 0;  // ... from this byte on
+    uint32_t chains = 0;   // posted and not completed
+    std::vector<wire::FailedDesc> failed;
+  };
+  struct Chain {
+    uint32_t requests;
+    uint64_t frame;
+  };
+  // The registration of a local region.
+  struct Local {
+    const uint8_t *base = nullptr;
+    const uint8_t *end = nullptr;
+    uint64_t piece_bytes = 0;
+    uint64_t start = 0;
+    std::vector<uint32_t> keys;
+  };
+
+  void begin_locked() override;
+  void on_events(uint32_t events) override;
+  void on_completions();
+  void drive_locked() override;
+  void send_first_locked() override { post_locked(); }
+  void arm_locked() override;
+  bool busy_locked() const override { return !frames_.empty(); }
+  bool carries_locked(const Transfer &transfer) const override;
+  void cancel_locked(const Transfer &transfer) override;
+  std::vector<Work> take_unfinished_locked() override;
+  std::optional<pollfd> sleep_on_locked() override;
+  void sleep_ended_locked() override;
+
+  bool receive_locked();
+  Error take_locked(const rdma::Frame &frame);
+  void send_locked(rdma::Type type, uint64_t key);
+  void flush_locked();
+  Error connect_locked(const rdma::QueuePairInfo &remote);
+  bool start_frame_locked();
+  bool keys_known_locked(const Frame &frame);
+  bool post_locked();
+  uint32_t build_locked(Frame *frame, uint32_t room);
+  const Local *find_local_locked(const Frame &frame, const Desc &desc);
+  bool poll_locked();
+  void completed_locked();
+  void finish_locked(Frame frame);
+  Error explain(const ibv_wc &completion) const;
+  Error here(Error error) const;
+
+  RdmaLink &rdma_link_;
+  const std::shared_ptr<Rail> rail_;
+  const uint32_t remote_rail_;  // its number in the peer's offer
+  std::unique_ptr<RdmaQueue> queue_;
+  std::shared_ptr<Channel> channel_, left_;  // left_: that a waiter still sleeps on
+  bool armed_ = false;
+  bool probing_ = false;
+  uint32_t watched_ = 0;
+  std::string in_, out_;
+  std::string remote_;  // the peer's GID, for errors
+  std::unordered_set<uint64_t> asked_;
+
+  std::deque<Frame> frames_;  // oldest first; only the newest may not be posted whole
+  std::deque<Chain> chains_;
+  uint64_t next_frame_ = 1;
+  uint32_t used_ = 0;  // requests in the queue
+  Local local_;        // the latest
+  std::vector<ibv_send_wr> requests_;
+  std::vector<ibv_sge> pieces_;
+  std::vector<uint64_t> zero_based_;  // the piece's address for the device; pieces_ has it for the processor
+};
+
+}  // namespace moonpool

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rdma_link.hpp"
+
+#include <algorithm>
+
+#include "engine.hpp"
+#include "peer.hpp"
+#include "rdma_lane.hpp"
+#include "rdma_memory.hpp"
+
+namespace moonpool {
+
+namespace {
+
+constexpr uint32_t kDescsPerFrame = 1024;
+// Regions whose keys are remembered, and those that go another way. Forgetting costs a question.
+constexpr size_t kKeysMax = 1u << 20;
+constexpr size_t kRefusedMax = 65536;
+
+}  // namespace
+
+RdmaLink::RdmaLink(const std::shared_ptr<Peer> &peer, std::shared_ptr<RdmaHost> host, Connected connected)
+    : LaneLink(peer, "rdma", kDescsPerFrame), host_(std::move(host)), connected_(std::move(connected)) {}
+
+void RdmaLink::open(const std::vector<rdma::RailPair> &pairs) {
+  std::vector<std::shared_ptr<Lane>> lanes;
+  // Rail after rail, so that a few busy lanes are on different ones.
+  for (uint32_t i = 0; i < engine().config.rdma.queue_pairs; ++i) {
+    for (const rdma::RailPair &pair : pairs) {
+      lanes.push_back(std::make_shared<RdmaLane>(*this, engine().next_io(), host_->rail(pair.local),
+                                                 static_cast<uint32_t>(pair.remote)));
+    }
+  }
+  start(std::move(lanes));
+}
+
+bool RdmaLink::takes(const Transfer &transfer) const {
+  // The bytes pass no processor that could look at them.
+  if (transfer.digest || lanes_ready() == 0) return false;
+  if (std::any_of(transfer.locals.begin(), transfer.locals.end(),
+                  [](const auto &region) { return region->rdma() == nullptr; })) {
+    return false;
+  }
+  std::shared_lock lock(keys_mutex_);
+  return refused_.empty() || std::none_of(transfer.descs.begin(), transfer.descs.end(),
+                                          [&](const Desc &desc) { return refused_.count(desc.key) != 0; });
+}
+
+std::string RdmaLink::shortcoming() const {
+  if (lanes_ready() > 0) return {};
+  std::lock_guard lock(state_mutex_);
+  return first_cause_ ? first_cause_.message : "no rail is connected";
+}
+
+void RdmaLink::lane_opened() {
+  Connected connected;
+  {
+    std::lock_guard lock(state_mutex_);
+    std::swap(connected, connected_);
+    first_cause_ = {};
+  }
+  if (connected == nullptr) return;
+  connected(std::static_pointer_cast<RdmaLink>(shared_from_this()), {});
+  engine().rdma_link_settled(*this);
+}
+
+void RdmaLink::lane_refused(const Error &cause) {
+  Connected connected;
+  Error first;
+  {
+    std::lock_guard lock(state_mutex_);
+    if (!first_cause_) first_cause_ = cause;
+    if (connected_ == nullptr || ++refused_lanes_ < lanes().size()) return;
+    std::swap(connected, connected_);
+    first = first_cause_;
+  }
+  connected(nullptr, first);
+  shutdown(first, true);
+  engine().rdma_link_settled(*this);
+}
+
+// Rails come back by themselves; until then the bytes go another way.
+void RdmaLink::stranded(const Error &cause) {
+  {
+    std::lock_guard lock(state_mutex_);
+    if (!first_cause_) first_cause_ = cause;
+  }
+  std::vector<Work> left = take_queue();
+  if (left.empty()) return;
+  if (const std::shared_ptr<Peer> here = peer()) {
+    here->move_on(std::move(left), this, here->describe(cause, path()));
+  } else {
+    fail_work(left, cause);
+  }
+}
+
+void RdmaLink::elsewhere(Work work) {
+  const Error cause = make_error(MP_TRANSPORT_UNAVAILABLE, "memory of the transfer is not registered for RDMA",
+                                 "allow \"tcp\", or see the error of its registration");
+  // Under a lane's lock, which paths must not be looked for under.
+  engine().next_io().post([weak = weak_from_this(), work = std::move(work), cause]() mutable {
+    const auto self = weak.lock();
+    const std::shared_ptr<Peer> here = self == nullptr ? nullptr : self->peer();
+    if (here == nullptr) return fail_work({work}, cause);
+    here->move_on({std::move(work)}, self.get(), here->describe(cause, "rdma"));
+  });
+}
+
+void RdmaLink::rail_changed(const Rail &rail) {
+  for (const auto &lane : lanes()) {
+    auto &one = static_cast<RdmaLane &>(*lane);
+    if (&one.rail() == &rail) one.rail_changed();
+  }
+}
+
+// ---------------------------------------------------------------- keys
+
+std::shared_ptr<const rdma::Found> RdmaLink::remote_keys(uint32_t rail, uint64_t key) const {
+  std::shared_lock lock(keys_mutex_);
+  const auto it = keys_.find({rail, key});
+  return it == keys_.end() ? nullptr : it->second;
+}
+
+void RdmaLink::remember(uint32_t rail, uint64_t key, rdma::Found found) {
+  const bool refused = found.keys.empty();
+  std::unique_lock lock(keys_mutex_);
+  if (keys_.size() >= kKeysMax) keys_.clear();
+  if (refused_.size() >= kRefusedMax) refused_.clear();
+  if (refused) refused_.insert(key);
+  keys_[{rail, key}] = std::make_shared<const rdma::Found>(std::move(found));
+}
+
+void RdmaLink::region_gone(uint64_t key) {
+  std::unique_lock lock(keys_mutex_);
+  refused_.erase(key);
+  for (uint32_t rail = 0; rail < rdma::kRailsMax; ++rail) keys_.erase({rail, key});
+}
+
+}  // namespace moonpool

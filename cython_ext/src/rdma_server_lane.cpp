@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rdma_server_lane.hpp"
+
+#include <sys/socket.h>
+
+#include "engine.hpp"
+#include "rdma_memory.hpp"
+#include "stream.hpp"
+
+namespace moonpool {
+
+namespace {
+
+constexpr size_t kReceiveBytes = 16 * 1024;
+// A client that asks and does not take its answers is waited for in the socket.
+constexpr size_t kSendBytes = 1u << 20;
+
+}  // namespace
+
+RdmaServerLane::RdmaServerLane(Engine &engine, IoThread &io, Fd fd) : engine_(engine), io_(io) {
+  fd_ = std::move(fd);
+  engine_.stats.server_lanes.fetch_add(1);
+}
+
+RdmaServerLane::~RdmaServerLane() { close(); }
+
+void RdmaServerLane::start() {
+  std::lock_guard lock(mutex_);
+  if (closed_) return;
+  watched_ = EPOLLIN;
+  if (io_.add(shared_from_this(), watched_)) close_locked();
+}
+
+bool RdmaServerLane::closed() const {
+  std::lock_guard lock(mutex_);
+  return closed_;
+}
+
+void RdmaServerLane::close() {
+  std::lock_guard lock(mutex_);
+  close_locked();
+}
+
+void RdmaServerLane::close_locked() {
+  if (closed_) return;
+  closed_ = true;
+  engine_.stats.server_lanes.fetch_sub(1);
+  // The device touches no memory for the client any more when this is gone.
+  queue_.reset();
+  io_.remove(*this);
+  fd_.reset();
+}
+
+void RdmaServerLane::drop_region(const Region &region) {
+  if (region.rdma() != nullptr) close();
+}
+
+void RdmaServerLane::on_events(uint32_t) {
+  std::lock_guard lock(mutex_);
+  if (closed_) return;
+  flush_locked();
+  if (!receive_locked()) close_locked();
+}
+
+bool RdmaServerLane::receive_locked() {
+  while (out_.size() < kSendBytes) {
+    char buffer[kReceiveBytes];
+    const Step step = receive_bytes(fd(), buffer, sizeof buffer);
+    if (step.kind == Step::kBlocked) return true;
+    if (step.kind != Step::kMoved) return false;
+    in_.append(buffer, step.bytes);
+    std::string_view rest = in_;
+    for (rdma::Decoded decoded = rdma::Decoded::kFrame; decoded == rdma::Decoded::kFrame;) {
+      rdma::Frame frame;
+      decoded = rdma::decode(&rest, &frame);
+      const bool bad = decoded == rdma::Decoded::kBad || (decoded == rdma::Decoded::kFrame && !take_locked(frame));
+      if (!bad) continue;
+      engine_.stats.protocol_errors.fetch_add(1);
+      return false;
+    }
+    in_.erase(0, in_.size() - rest.size());
+    flush_locked();
+  }
+  return true;
+}
+
+bool RdmaServerLane::take_locked(const rdma::Frame &frame) {
+  if (frame.header.type == rdma::kFind && queue_ != nullptr) {
+    find_locked(frame.header.key);
+    return true;
+  }
+  if (frame.header.type != rdma::kConnect || queue_ != nullptr) return false;
+  rdma::Frame answer;
+  answer.header.type = rdma::kConnected;
+  Error error;
+  if (frame.header.rail >= engine_.rdma->rails().size()) {
+    error = make_error(MP_TRANSPORT_UNAVAILABLE, "there is no such rail");
+  } else {
+    error = RdmaQueue::make(engine_.rdma->rail(frame.header.rail), engine_.config.rdma, true, &queue_);
+    if (!error) error = queue_->connect(frame.queue_pair);
+  }
+  if (error) {
+    queue_.reset();
+    answer.header.status = static_cast<uint16_t>(MP_TRANSPORT_UNAVAILABLE);
+    answer.message = error.message + (error.cause.empty() ? "" : ": " + error.cause);
+  } else {
+    answer.queue_pair = queue_->info();
+  }
+  respond_locked(std::move(answer));
+  return true;
+}
+
+void RdmaServerLane::find_locked(uint64_t key) {
+  rdma::Frame answer;
+  answer.header.type = rdma::kFound;
+  answer.header.key = key;
+  const std::shared_ptr<Region> region = engine_.regions.find(key);
+  const std::shared_ptr<RdmaMemory> memory = region == nullptr ? nullptr : region->rdma();
+  if (memory != nullptr) answer.found.keys = memory->remote_keys(queue_->rail().device_index);
+  if (answer.found.keys.empty()) {
+    answer.header.status =
+        static_cast<uint16_t>(region == nullptr ? engine_.regions.absence(key) : MP_TRANSPORT_UNAVAILABLE);
+  } else {
+    answer.found.length = region->length;
+    answer.found.piece_bytes = memory->piece_bytes();
+    answer.found.start = static_cast<uint32_t>(memory->start());
+  }
+  respond_locked(std::move(answer));
+}
+
+void RdmaServerLane::respond_locked(rdma::Frame frame) { rdma::encode(frame, &out_); }
+
+void RdmaServerLane::flush_locked() {
+  while (!out_.empty()) {
+    const ssize_t n = ::send(fd(), out_.data(), out_.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (n < 0) break;  // a broken one is reported by receiving
+    out_.erase(0, static_cast<size_t>(n));
+  }
+  const uint32_t want = (out_.size() < kSendBytes ? uint32_t{EPOLLIN} : 0u) | (out_.empty() ? 0u : uint32_t{EPOLLOUT});
+  if (want == watched_) return;
+  watched_ = want;
+  io_.modify(*this, want);
+}
+
+}  // namespace moonpool
