@@ -30,6 +30,13 @@ Error unknown_transport(const std::string &name, const std::vector<std::unique_p
                     "choose from " + known + ", or \"auto\"");
 }
 
+Error not_here(const char *what, const std::string &name, const Probe &probe) {
+  Error error = make_error(MP_TRANSPORT_UNAVAILABLE, std::string(what) + " \"" + name + "\" is not available here",
+                           "`mooncake-bench doctor` says what this host offers and what is missing");
+  error.cause = probe.reason;
+  return error;
+}
+
 Error choose_transports(const mp_config &raw, const std::vector<std::unique_ptr<Transport>> &transports,
                         Config *config) {
   const std::string text = raw.transports == nullptr ? "auto" : raw.transports;
@@ -49,9 +56,7 @@ Error choose_transports(const mp_config &raw, const std::vector<std::unique_ptr<
       const auto it = find(name);
       if (it == transports.end()) return unknown_transport(name, transports);
       const Probe probe = (*it)->probe();
-      if (!probe.available) {
-        return make_error(MP_TRANSPORT_UNAVAILABLE, "transport \"" + name + "\" is not available here", probe.reason);
-      }
+      if (!probe.available) return not_here("transport", name, probe);
       if (std::find(config->transports.begin(), config->transports.end(), name) == config->transports.end()) {
         config->transports.push_back(name);
       }
@@ -64,9 +69,7 @@ Error choose_transports(const mp_config &raw, const std::vector<std::unique_ptr<
     return {};
   }
   if (text == "auto") {
-    return make_error(MP_TRANSPORT_UNAVAILABLE,
-                      "the required transport \"" + config->require + "\" is not available here",
-                      (*find(config->require))->probe().reason);
+    return not_here("the required transport", config->require, (*find(config->require))->probe());
   }
   return make_error(MP_CONFIG, "require=\"" + config->require + "\" is not among the transports of this engine",
                     "add it to `transports`, or leave `require` out");

@@ -43,6 +43,7 @@ void Lane::on_dialed(uint64_t attempt, Dialed dialed) {
       dialing_ = false;
       if (shut_) return;
       engine_.stats.lane_errors.fetch_add(1);
+      promising_.store(false);
       schedule_dial_locked();
       io_.post([link = link_.weak_from_this(), cause = dialed.error] {
         if (auto self = link.lock()) self->lane_refused(cause);
@@ -119,6 +120,7 @@ void Lane::progressed_locked() {
 
 void Lane::cut_locked(Error cause) {
   const bool was_ready = ready_.exchange(false);
+  promising_.store(was_ready && returns_soon_locked());
   dialing_ = false;
   engine_.stats.lane_errors.fetch_add(1);
   std::vector<Work> work = take_unfinished_locked();
@@ -152,6 +154,7 @@ std::vector<Work> Lane::shutdown() {
   shut_ = true;
   if (!assisted_) wake_.reset();
   ready_.store(false);
+  promising_.store(false);
   if (fd_) {
     ::shutdown(fd(), SHUT_RDWR);
     io_.remove(*this);

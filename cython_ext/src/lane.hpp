@@ -40,6 +40,8 @@ class Lane : public Handler, public std::enable_shared_from_this<Lane> {
   // Returns what was unfinished.
   std::vector<Work> shutdown();
   bool ready() const { return ready_.load(std::memory_order_relaxed); }
+  // It is ready, or was until a moment ago and has not failed to connect since.
+  bool promising() const { return ready() || promising_.load(std::memory_order_relaxed); }
   uint64_t load() const { return load_.load(std::memory_order_relaxed); }
 
  protected:
@@ -57,6 +59,8 @@ class Lane : public Handler, public std::enable_shared_from_this<Lane> {
   virtual void cancel_locked(const Transfer &transfer) = 0;
   // Gives up what is in flight. Afterwards this side touches no memory for the lane.
   virtual std::vector<Work> take_unfinished_locked() = 0;
+  // After it was cut: whether connecting again may well help.
+  virtual bool returns_soon_locked() const { return true; }
   // Where a waiter sleeps, made ready for it; .fd < 0: only until it is woken. Nothing: something came meanwhile.
   virtual std::optional<pollfd> sleep_on_locked() = 0;
   virtual void sleep_ended_locked() = 0;
@@ -84,6 +88,7 @@ class Lane : public Handler, public std::enable_shared_from_this<Lane> {
   Engine &engine_;
   IoThread &io_;
   std::atomic<bool> ready_{false};
+  std::atomic<bool> promising_{false};
   std::atomic<uint64_t> load_{0};  // bytes in flight
   std::mutex mutex_;
   bool shut_ = false;

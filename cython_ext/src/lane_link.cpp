@@ -47,7 +47,7 @@ void LaneLink::submit(const std::shared_ptr<Transfer> &transfer) {
   } else {
     wake_lanes(std::max<uint64_t>(transfer->bytes / slice, descs / descs_per_frame_) + 1);
   }
-  if (lanes_ready() == 0) stranded(make_error(MP_PEER_LOST, "no lane to the peer is connected"));
+  if (!promising()) stranded(make_error(MP_PEER_LOST, "no lane to the peer is connected"));
 }
 
 // An idle lane if there is one, so that threads do not wait for each other; otherwise the least loaded.
@@ -137,7 +137,7 @@ void LaneLink::retry(std::vector<Work> work, const Error &cause) {
     }
   }
   wake_lanes(work.size());
-  if (lanes_ready() == 0) stranded(cause);
+  if (!promising()) stranded(cause);
 }
 
 void LaneLink::shutdown(const Error &cause, bool settled) {
@@ -166,6 +166,10 @@ void LaneLink::shutdown(const Error &cause, bool settled) {
   } else {
     peer->orphan(std::move(writes), cause);
   }
+}
+
+bool LaneLink::promising() const {
+  return std::any_of(lanes_.begin(), lanes_.end(), [](const auto &lane) { return lane->promising(); });
 }
 
 size_t LaneLink::lanes_ready() const {

@@ -30,6 +30,8 @@ class LaneLink : public Link, public std::enable_shared_from_this<LaneLink> {
   void fenced(uint64_t lane_id) override;
   void shutdown(const Error &cause, bool settled) override;
   size_t lanes_ready() const override;
+  // A lane takes work, or may in a moment.
+  bool promising() const;
 
   // ---- for the lanes
   bool pull(Work *work) { return queue_.pull(work); }

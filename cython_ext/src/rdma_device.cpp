@@ -76,7 +76,7 @@ Error parse_device_choices(const std::string &text, std::vector<DeviceChoice> *o
     DeviceChoice choice;
     bool good = true;
     if (const size_t sign = one.find('@'); sign != std::string::npos) {
-      good = parse_number(one.substr(sign + 1), 0, 65535, &choice.gid_index);
+      good = parse_number(one.substr(sign + 1), 0, kGidIndexMax, &choice.gid_index);
       one.resize(sign);
     }
     if (const size_t colon = one.find(':'); colon != std::string::npos) {

@@ -2,6 +2,7 @@
 #include "rdma_frames.hpp"
 
 #include <algorithm>
+#include <optional>
 
 namespace moonpool::rdma {
 
@@ -9,6 +10,7 @@ namespace {
 
 constexpr uint8_t kOfferVersion = 1;
 constexpr size_t kMessageMax = 512;
+constexpr unsigned kSubnetBits = 64, kIpv4SubnetBits = 96 + 24;
 constexpr uint32_t kBodyMax = sizeof(uint64_t) * 2 + sizeof(uint32_t) * 2 + kPiecesMax * sizeof(uint32_t);
 
 bool get_found(wire::Reader &reader, Found *found) {
@@ -47,25 +49,39 @@ bool decode_offer(std::string_view blob, std::vector<RailOffer> *rails) {
 }
 
 std::vector<RailPair> pair_rails(const std::vector<RailOffer> &local, const std::vector<RailOffer> &remote) {
+  const auto fits = [&](size_t i, size_t j) {
+    return local[i].up != 0 && remote[j].up != 0 && (local[i].ethernet != 0) == (remote[j].ethernet != 0);
+  };
+  const auto bits = [&](size_t i, size_t j) { return gid_common_bits(local[i].gid, remote[j].gid); };
+  // Nobody says how long a subnet's prefix is; within these bits two addresses count as of one.
+  const auto near = [&](size_t i, size_t j) {
+    return std::min(bits(i, j), gid_is_ipv4(local[i].gid) ? kIpv4SubnetBits : kSubnetBits);
+  };
+  std::vector<unsigned> nearest(local.size(), 0);
+  for (size_t i = 0; i < local.size(); ++i) {
+    for (size_t j = 0; j < remote.size(); ++j) {
+      if (fits(i, j)) nearest[i] = std::max(nearest[i], near(i, j));
+    }
+  }
   std::vector<RailPair> pairs;
   std::vector<unsigned> taken(remote.size(), 0);
-  for (size_t i = 0; i < local.size(); ++i) {
-    if (local[i].up == 0) continue;
-    size_t best = remote.size();
-    for (size_t j = 0; j < remote.size(); ++j) {
-      if (remote[j].up == 0 || (remote[j].ethernet != 0) != (local[i].ethernet != 0)) continue;
-      if (best == remote.size()) {
-        best = j;
-        continue;
+  std::vector<bool> paired(local.size(), false);
+  for (;;) {
+    std::optional<RailPair> best;
+    for (size_t i = 0; i < local.size(); ++i) {
+      for (size_t j = 0; j < remote.size(); ++j) {
+        if (paired[i] || !fits(i, j) || near(i, j) < nearest[i]) continue;
+        const bool better = !best || taken[j] < taken[best->remote] ||
+                            (taken[j] == taken[best->remote] && bits(i, j) > bits(best->local, best->remote));
+        if (better) best = RailPair{i, j};
       }
-      const unsigned bits = gid_common_bits(local[i].gid, remote[j].gid);
-      const unsigned best_bits = gid_common_bits(local[i].gid, remote[best].gid);
-      if (bits > best_bits || (bits == best_bits && taken[j] < taken[best])) best = j;
     }
-    if (best == remote.size()) continue;
-    ++taken[best];
-    pairs.push_back({i, best});
+    if (!best) break;
+    paired[best->local] = true;
+    ++taken[best->remote];
+    pairs.push_back(*best);
   }
+  std::sort(pairs.begin(), pairs.end(), [](const RailPair &a, const RailPair &b) { return a.local < b.local; });
   return pairs;
 }
 
@@ -117,6 +133,7 @@ Decoded decode(std::string_view *in, Frame *frame) {
       right = body.empty();
       break;
     case kFound:
+      frame->found.status = static_cast<mp_status>(header.status);
       right = good ? get_found(reader, &frame->found) && reader.done() : body.empty();
       break;
     default:

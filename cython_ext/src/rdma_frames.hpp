@@ -29,8 +29,8 @@ static_assert(sizeof(RailOffer) == 24);
 std::string encode_offer(const std::vector<RailOffer> &rails);
 bool decode_offer(std::string_view blob, std::vector<RailOffer> *rails);
 
-// Local rails with the remote rails that they connect to: the one whose address has most in common, and of equals
-// another one for each. Only rails that are up and of one link layer.
+// Local rails with the remote rails that they connect to: one of the subnet that has most in common with its own,
+// another one for each as far as there are. Only rails that are up and of one link layer.
 struct RailPair {
   size_t local;
   size_t remote;
@@ -70,9 +70,10 @@ struct Header {
 static_assert(sizeof(Header) == 24);
 
 struct Found {
-  uint64_t length;
-  uint64_t piece_bytes;        // every registration but the last has this length
-  uint32_t start;              // the address of the first byte of each
+  mp_status status = MP_OK;  // otherwise why there are no keys
+  uint64_t length = 0;
+  uint64_t piece_bytes = 0;    // every registration but the last has this length
+  uint32_t start = 0;          // the address of the first byte of each
   std::vector<uint32_t> keys;  // rkeys, in order
 };
 

@@ -76,7 +76,8 @@ GidChoice choose_gid(const std::vector<GidEntry> &table, bool ethernet, int want
   for (const GidEntry &entry : table) {
     const bool asked_for = wanted >= 0 && entry.index == static_cast<uint32_t>(wanted);
     if (wanted >= 0 && !asked_for) continue;
-    if (gid_is_null(entry.gid) || ethernet != (entry.type != GidType::kInfiniBand)) continue;
+    if (entry.index > kGidIndexMax || gid_is_null(entry.gid) || ethernet != (entry.type != GidType::kInfiniBand))
+      continue;
     ++usable;
     if (best == nullptr || rank_of(entry, ethernet).order < rank_of(*best, ethernet).order) best = &entry;
   }

@@ -25,8 +25,12 @@ struct GidChoice {
   std::string reason;  // why this one, or why none
 };
 
+// What the address of a queue pair has room for.
+constexpr uint32_t kGidIndexMax = 255;
+
 // RoCE: version 2 before 1; IPv4-mapped, then routable IPv6 (global before unique local), link-local last. Entries that
-// are null, or of the other kind of link layer, are never taken. `wanted`: an index that the user insists on, or -1.
+// are null, of the other kind of link layer or beyond kGidIndexMax are never taken. `wanted`: an index that the user
+// insists on, or -1.
 GidChoice choose_gid(const std::vector<GidEntry> &table, bool ethernet, int wanted);
 
 bool gid_is_null(const Gid &gid);

@@ -17,7 +17,8 @@ namespace moonpool {
 namespace {
 
 // Slices in flight on one lane: enough that the device always has the next one, few enough that other rails find work.
-constexpr size_t kFramesInFlight = 4;
+constexpr size_t kFramesInFlight = 8;
+constexpr uint64_t kBytesInFlight = 4u << 20;
 // One doorbell and one signalled completion for so many requests.
 constexpr uint32_t kChainMax = 32;
 constexpr size_t kReceiveBytes = 16 * 1024;
@@ -275,9 +276,9 @@ void RdmaLane::finish_locked(Frame frame) {
 // ---------------------------------------------------------------- posting
 
 bool RdmaLane::start_frame_locked() {
-  if (!ready_.load(std::memory_order_relaxed) || frames_.size() >= kFramesInFlight || used_ >= queue_->depth()) {
-    return false;
-  }
+  const bool full = frames_.size() >= kFramesInFlight || used_ >= queue_->depth() ||
+                    load_.load(std::memory_order_relaxed) >= kBytesInFlight;
+  if (full || !ready_.load(std::memory_order_relaxed)) return false;
   Work work;
   do {
     if (!link_.pull(&work)) return false;
@@ -385,8 +386,8 @@ uint32_t RdmaLane::build_locked(Frame *frame, uint32_t room) {
       continue;
     }
     const Local *local = find_local_locked(*frame, desc);
-    if (remote->keys.empty() || local == nullptr) {
-      refuse(MP_TRANSPORT_UNAVAILABLE);
+    if (remote->status != MP_OK || local == nullptr) {
+      refuse(remote->status != MP_OK ? remote->status : MP_TRANSPORT_UNAVAILABLE);
       continue;
     }
     if (desc.length > remote->length || desc.offset > remote->length - desc.length) {

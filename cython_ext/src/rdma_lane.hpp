@@ -61,6 +61,7 @@ class RdmaLane final : public Lane {
   bool carries_locked(const Transfer &transfer) const override;
   void cancel_locked(const Transfer &transfer) override;
   std::vector<Work> take_unfinished_locked() override;
+  bool returns_soon_locked() const override { return rail_->state().up; }
   std::optional<pollfd> sleep_on_locked() override;
   void sleep_ended_locked() override;
 

@@ -13,9 +13,15 @@ namespace moonpool {
 namespace {
 
 constexpr uint32_t kDescsPerFrame = 1024;
+// Half of what a session serves (session.cpp).
+constexpr size_t kLanesMax = 64;
+// With the lanes of other transports fewer than a server keeps for one session.
+constexpr size_t kLanesMax = 48;
 // Regions whose keys are remembered, and those that go another way. Forgetting costs a question.
 constexpr size_t kKeysMax = 1u << 20;
 constexpr size_t kRefusedMax = 65536;
+// After the first lane the others have so long to become ready too, so that the first transfer finds every rail.
+constexpr int64_t kOthersNs = 500 * kMillisecond;
 
 }  // namespace
 
@@ -27,6 +33,8 @@ void RdmaLink::open(const std::vector<rdma::RailPair> &pairs) {
   // Rail after rail, so that a few busy lanes are on different ones.
   for (uint32_t i = 0; i < engine().config.rdma.queue_pairs; ++i) {
     for (const rdma::RailPair &pair : pairs) {
+      if (lanes.size() == kLanesMax) break;
+      if (lanes.size() == kLanesMax) break;
       lanes.push_back(std::make_shared<RdmaLane>(*this, engine().next_io(), host_->rail(pair.local),
                                                  static_cast<uint32_t>(pair.remote)));
     }
@@ -36,7 +44,7 @@ void RdmaLink::open(const std::vector<rdma::RailPair> &pairs) {
 
 bool RdmaLink::takes(const Transfer &transfer) const {
   // The bytes pass no processor that could look at them.
-  if (transfer.digest || lanes_ready() == 0) return false;
+  if (transfer.digest || !promising()) return false;
   if (std::any_of(transfer.locals.begin(), transfer.locals.end(),
                   [](const auto &region) { return region->rdma() == nullptr; })) {
     return false;
@@ -47,17 +55,32 @@ bool RdmaLink::takes(const Transfer &transfer) const {
 }
 
 std::string RdmaLink::shortcoming() const {
-  if (lanes_ready() > 0) return {};
+  if (promising()) return {};
   std::lock_guard lock(state_mutex_);
   return first_cause_ ? first_cause_.message : "no rail is connected";
 }
 
 void RdmaLink::lane_opened() {
+  bool first;
+  size_t settled;
+  {
+    std::lock_guard lock(state_mutex_);
+    first_cause_ = {};
+    first = opened_lanes_++ == 0;
+    settled = opened_lanes_ + refused_lanes_;
+  }
+  if (settled >= lanes().size()) return usable();
+  if (!first) return;
+  engine().next_io().call_at(now_ns() + kOthersNs, [weak = weak_from_this()] {
+    if (const auto self = std::static_pointer_cast<RdmaLink>(weak.lock())) self->usable();
+  });
+}
+
+void RdmaLink::usable() {
   Connected connected;
   {
     std::lock_guard lock(state_mutex_);
     std::swap(connected, connected_);
-    first_cause_ = {};
   }
   if (connected == nullptr) return;
   connected(std::static_pointer_cast<RdmaLink>(shared_from_this()), {});
@@ -70,9 +93,15 @@ void RdmaLink::lane_refused(const Error &cause) {
   {
     std::lock_guard lock(state_mutex_);
     if (!first_cause_) first_cause_ = cause;
-    if (connected_ == nullptr || ++refused_lanes_ < lanes().size()) return;
-    std::swap(connected, connected_);
-    first = first_cause_;
+    if (connected_ != nullptr && ++refused_lanes_ >= lanes().size() && opened_lanes_ == 0) {
+      std::swap(connected, connected_);
+      first = first_cause_;
+    }
+  }
+  if (connected == nullptr) {
+    // Work may have waited for this lane.
+    if (!promising()) stranded(cause);
+    return;
   }
   connected(nullptr, first);
   shutdown(first, true);
@@ -122,7 +151,7 @@ std::shared_ptr<const rdma::Found> RdmaLink::remote_keys(uint32_t rail, uint64_t
 }
 
 void RdmaLink::remember(uint32_t rail, uint64_t key, rdma::Found found) {
-  const bool refused = found.keys.empty();
+  const bool refused = found.status == MP_TRANSPORT_UNAVAILABLE;
   std::unique_lock lock(keys_mutex_);
   if (keys_.size() >= kKeysMax) keys_.clear();
   if (refused_.size() >= kRefusedMax) refused_.clear();

@@ -32,7 +32,6 @@ class RdmaLink final : public LaneLink {
   void lane_refused(const Error &cause) override;
   // nullptr: not known yet.
   std::shared_ptr<const rdma::Found> remote_keys(uint32_t rail, uint64_t key) const;
-  // An empty one: the peer refuses the region on this path.
   void remember(uint32_t rail, uint64_t key, rdma::Found found);
   void forget_keys(uint64_t key) { region_gone(key); }
   // Descriptors that only another path can move.
@@ -48,11 +47,13 @@ class RdmaLink final : public LaneLink {
     size_t operator()(const Key &key) const { return std::hash<uint64_t>{}(key.key + key.rail); }
   };
   void stranded(const Error &cause) override;
+  // Peers may be sent over it.
+  void usable();
 
   const std::shared_ptr<RdmaHost> host_;
   mutable std::mutex state_mutex_;
   Connected connected_;
-  size_t refused_lanes_ = 0;
+  size_t opened_lanes_ = 0, refused_lanes_ = 0;  // while it connects
   Error first_cause_;
 
   mutable std::shared_mutex keys_mutex_;

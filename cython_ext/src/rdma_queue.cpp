@@ -58,10 +58,12 @@ Error RdmaQueue::make(const std::shared_ptr<Rail> &rail, const RdmaConfig &confi
                       "see `mooncake-bench doctor`");
   }
   made->depth_ = serves ? 1 : std::min(config.queue_depth, static_cast<uint32_t>(limits.max_qp_wr));
-  made->channel_ = device.verbs.create_comp_channel(device.context);
-  if (made->channel_ == nullptr) return made->failed("make a completion channel", errno);
-  const int fd = made->channel_->fd;
-  fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+  if (!serves) {
+    made->channel_ = device.verbs.create_comp_channel(device.context);
+    if (made->channel_ == nullptr) return made->failed("make a completion channel", errno);
+    const int fd = made->channel_->fd;
+    fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+  }
   // One completion for each request at worst, when everything is flushed.
   made->cq_ = device.verbs.create_cq(device.context, static_cast<int>(made->depth_) + 1, nullptr, made->channel_, 0);
   if (made->cq_ == nullptr) return made->failed("make a completion queue", errno);

@@ -59,7 +59,7 @@ _NOT_WANTED = re.compile(
     r"/usr/share/|/usr/lib/python3\.11/(test|idlelib|lib2to3|ensurepip|distutils|pydoc_data|turtledemo)/"
     r"|\.egg-info|/tests?/|/include/|\.pyi$|\.a$"
 )
-_DISTRIBUTIONS = ["pytest", "pytest-timeout", "numpy"]
+_DISTRIBUTIONS = ["pytest", "pytest-timeout", "numpy", "click", "rich"]
 _UNUSED = 24 * 3600.0  # seconds after which the file system of another environment goes
 # Folders that Debian has merged into /usr.
 _MERGED = ("bin", "sbin", "lib", "lib64")

@@ -4,40 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
-from typing import Any
 
 import numpy as np
 import pytest
-from moonpool.transfer_engine import Peer, RemoteRegion, TransferEngine
-
-MIB = 1 << 20
-WAIT = 60.0
-
-
-class Pair:
-    """A client whose devices are one end of each cable, and a server at the other ends."""
-
-    def __init__(self, cables: str, *, nbytes: int = 8 * MIB, require: str | None = "rdma", **options: Any) -> None:
-        self._stack = ExitStack()
-        ends = [",".join(f"rxe{cable}{end}" for cable in cables) for end in (0, 1)]
-        shared: dict[str, Any] = {"transports": "rdma,tcp", **options}
-        self.server = self._stack.enter_context(TransferEngine("server", rdma_devices=ends[1], **shared))
-        self.client = self._stack.enter_context(
-            TransferEngine("client", rdma_devices=ends[0], require=require, **shared)
-        )
-        self.remote_memory = np.zeros(nbytes, np.uint8)
-        self.local_memory = np.random.default_rng(7).integers(0, 256, nbytes, np.uint8)
-        self.server.register(self.remote_memory, name="kv")
-        self.local = self.client.register(self.local_memory)
-        self.peer: Peer = self.client.connect(self.server.address, timeout=WAIT)
-        self.remote: RemoteRegion = self.peer.regions["kv"]
-
-    def close(self) -> None:
-        self._stack.close()
-
-    def rails(self) -> dict[str, dict[str, Any]]:
-        return {rail["rail"]: rail for rail in self.client.stats()["rails"]}
+from rdma_lab.inside.pair import MIB, WAIT, Pair
 
 
 @pytest.fixture(params=["a", "ab"], ids=["one-rail", "two-rails"])
@@ -90,5 +60,16 @@ def test_a_region_larger_than_a_registration_is_split() -> None:
     try:
         pair.client.write(pair.peer, pair.local, pair.remote, 100, 1000, 7 * MIB).wait(WAIT)
         assert np.array_equal(pair.remote_memory[1000 : 1000 + 7 * MIB], pair.local_memory[100 : 100 + 7 * MIB])
+    finally:
+        pair.close()
+
+
+def test_both_rails_carry_a_large_transfer() -> None:
+    pair = Pair("ab", nbytes=64 * MIB)
+    try:
+        pair.client.write(pair.peer, pair.local, pair.remote).wait(WAIT)
+        assert np.array_equal(pair.remote_memory, pair.local_memory)
+        shares = [rail["written_bytes"] / (64 * MIB) for rail in pair.rails().values()]
+        assert all(0.4 <= share <= 0.6 for share in shares), shares
     finally:
         pair.close()
