@@ -138,11 +138,12 @@ class EngineSettings:
     )
     rdma_service_level: int = setting(0, "Service level of RDMA packets.", minimum=0, maximum=15)
     rdma_traffic_class: int = setting(
-        0, "Traffic class of RoCE packets: the DSCP in its upper six bits, such as 104 for DSCP 26.", minimum=0, maximum=255
+        0,
+        "Traffic class of RoCE packets: the DSCP in its upper six bits, such as 104 for DSCP 26.",
+        minimum=0,
+        maximum=255,
     )
-    rdma_pkey_index: int = setting(
-        0, "Place of the partition key in the table of each port.", minimum=0, maximum=65535
-    )
+    rdma_pkey_index: int = setting(0, "Place of the partition key in the table of each port.", minimum=0, maximum=65535)
     rdma_registration_bytes_max: int | None = setting(
         None,
         "Larger regions are registered in pieces of this size. None leaves it to what the devices allow.",

@@ -15,7 +15,7 @@ import pytest
 from engine_testing.fixtures import OpenEngine
 from engine_testing.processes import Target
 
-from moonpool.transfer_engine import TransferEngine, TransportUnavailableError
+from moonpool.transfer_engine import TransferEngine, TransportUnavailableError, probe
 
 
 def moved(engine: TransferEngine) -> dict[str, int]:
@@ -104,10 +104,20 @@ def test_a_required_transport_that_the_peer_does_not_offer(open_engine: OpenEngi
         open_engine(require="local", listen=None).connect(server.address or "")
 
 
-@pytest.mark.parametrize("name", ["rdma", "sysv", "tcp4", "TCP"])
+@pytest.mark.parametrize("name", ["quic", "sysv", "tcp4", "TCP"])
 @pytest.mark.parametrize("option", ["transports", "require"])
 def test_a_transport_of_no_such_name_is_refused(option: str, name: str) -> None:
     with pytest.raises(TransportUnavailableError) as caught:
         TransferEngine(**{option: name})  # type: ignore[arg-type]
     assert name in str(caught.value)
     assert "tcp" in caught.value.hint
+
+
+@pytest.mark.parametrize("options", [{"transports": "rdma"}, {"transports": "rdma,tcp"}, {"require": "rdma"}])
+def test_rdma_is_not_replaced_where_it_is_missing(options: dict[str, Any]) -> None:
+    (rdma,) = (transport for transport in probe() if transport.name == "rdma")
+    if rdma.available:
+        pytest.skip("this host has RDMA devices")
+    with pytest.raises(TransportUnavailableError, match="rdma") as caught:
+        TransferEngine(**options)
+    assert rdma.reason in str(caught.value)
