@@ -27,7 +27,11 @@ TEST(Config, DefaultsAreTheDocumentedOnes) {
   ASSERT_FALSE(resolve(defaults(), &config));
   EXPECT_EQ(config.name, "engine");
   EXPECT_EQ(config.listen, "") << "accepts nobody";
-  EXPECT_EQ(config.transports, (std::vector<std::string>{"local", "shm", "tcp"}));
+  std::vector<std::string> here;
+  for (const auto &transport : all_transports()) {
+    if (transport->probe().available) here.emplace_back(transport->name());
+  }
+  EXPECT_EQ(config.transports, here);
   EXPECT_EQ(config.slice_bytes, 1u << 20);
   EXPECT_EQ(config.connect_timeout_ms, 5000u);
   EXPECT_EQ(config.progress_timeout_ms, 10000u);
@@ -89,6 +93,92 @@ TEST(Config, NumbersAreBounded) {
   expect_bounds<uint32_t>(
       {"notifications_max", &mp_config::notifications_max, &Config::notifications_max, 1, 1u << 24});
   expect_bounds<uint32_t>({"spin_us", &mp_config::spin_us, &Config::spin_us, 0, 10000});
+}
+
+template <class T>
+struct RdmaBound {
+  const char *name;
+  T mp_config::*raw;
+  T RdmaConfig::*resolved;
+  T low, high, fallback;
+};
+
+template <class T>
+void expect_rdma_bounds(const RdmaBound<T> &bound) {
+  SCOPED_TRACE(bound.name);
+  Config config;
+  ASSERT_FALSE(resolve(defaults(), &config));
+  EXPECT_EQ(config.rdma.*bound.resolved, bound.fallback);
+  for (const T good : {bound.low, bound.high}) {
+    mp_config raw = defaults();
+    raw.*bound.raw = good;
+    const Error error = resolve(raw, &config);
+    EXPECT_FALSE(error) << error.message;
+    EXPECT_EQ(config.rdma.*bound.resolved, good);
+  }
+  std::vector<T> bad = {bound.high + 1};
+  if (bound.low > 1) bad.push_back(bound.low - 1);
+  for (const T value : bad) {
+    mp_config raw = defaults();
+    raw.*bound.raw = value;
+    const Error error = resolve(raw, &config);
+    EXPECT_EQ(error.code, MP_CONFIG);
+    EXPECT_NE(error.message.find(std::string(bound.name) + "=" + std::to_string(value)), std::string::npos)
+        << error.message;
+    EXPECT_NE(error.hint.find(std::to_string(bound.high)), std::string::npos) << error.hint;
+  }
+}
+
+TEST(Config, RdmaHasBoundsOnAnyHost) {
+  expect_rdma_bounds<uint32_t>({"rdma_queue_pairs", &mp_config::rdma_queue_pairs, &RdmaConfig::queue_pairs, 1, 16, 2});
+  expect_rdma_bounds<uint32_t>(
+      {"rdma_queue_depth", &mp_config::rdma_queue_depth, &RdmaConfig::queue_depth, 16, 16384, 256});
+  expect_rdma_bounds<uint32_t>(
+      {"rdma_inline_bytes", &mp_config::rdma_inline_bytes, &RdmaConfig::inline_bytes, 0, 4096, 128});
+  expect_rdma_bounds<uint32_t>(
+      {"rdma_service_level", &mp_config::rdma_service_level, &RdmaConfig::service_level, 0, 15, 0});
+  expect_rdma_bounds<uint32_t>(
+      {"rdma_traffic_class", &mp_config::rdma_traffic_class, &RdmaConfig::traffic_class, 0, 255, 0});
+  expect_rdma_bounds<uint32_t>({"rdma_pkey_index", &mp_config::rdma_pkey_index, &RdmaConfig::pkey_index, 0, 65535, 0});
+  expect_rdma_bounds<uint64_t>({"rdma_registration_bytes_max", &mp_config::rdma_registration_bytes_max,
+                                &RdmaConfig::registration_bytes_max, 2u << 20, uint64_t{1} << 40, uint64_t{1} << 40});
+}
+
+TEST(Config, NamedDevicesNeedTheTransportThatUsesThem) {
+  mp_config raw = defaults();
+  raw.transports = "tcp";
+  raw.rdma_devices = "mlx5_0";
+  Config config;
+  Error error = resolve(raw, &config);
+  EXPECT_EQ(error.code, MP_CONFIG);
+  EXPECT_NE(error.message.find("mlx5_0"), std::string::npos) << error.message;
+  EXPECT_NE(error.hint.find("transports"), std::string::npos) << error.hint;
+  raw.rdma_devices = "mlx5_0:";
+  error = resolve(raw, &config);
+  EXPECT_EQ(error.code, MP_CONFIG);
+  EXPECT_NE(error.hint.find("NAME:PORT"), std::string::npos) << error.hint;
+  raw.rdma_devices = "";
+  EXPECT_FALSE(resolve(raw, &config));
+}
+
+// What is asked for by name and is not here ends with the reason, not with another transport.
+TEST(Config, ATransportThatThisHostLacksIsRefusedWithTheReason) {
+  std::string reason;
+  for (const auto &transport : all_transports()) {
+    if (std::string_view(transport->name()) == "rdma" && !transport->probe().available)
+      reason = transport->probe().reason;
+  }
+  if (reason.empty()) GTEST_SKIP() << "this host has RDMA devices";
+  mp_config named = defaults(), required = defaults();
+  named.transports = "rdma,tcp";
+  required.require = "rdma";
+  for (const mp_config &raw : {named, required}) {
+    Config config;
+    const Error error = resolve(raw, &config);
+    EXPECT_EQ(error.code, MP_TRANSPORT_UNAVAILABLE);
+    EXPECT_EQ(error.cause, reason);
+    EXPECT_NE(error.hint.find("doctor"), std::string::npos) << error.hint;
+  }
 }
 
 TEST(Config, TransportsAreTakenAsNamed) {

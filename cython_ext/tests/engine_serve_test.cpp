@@ -195,6 +195,14 @@ TEST_F(EngineServe, ALaneNeedsTheSessionOfItsClient) {
   EXPECT_EQ(thief.status(), MP_PEER_LOST);
 }
 
+TEST_F(EngineServe, ALaneOfATransportThatIsNotUsedIsRefusedWithTheReason) {
+  EXPECT_FALSE(client_.open(wire::kRdma, client_.session(), 2));
+  EXPECT_EQ(client_.status(), MP_TRANSPORT_UNAVAILABLE);
+  EXPECT_EQ(client_.message(), "this engine does not use rdma");
+  ASSERT_TRUE(send_request(lane(), MP_READ, 1, {{key_, 0, 8}}));
+  EXPECT_TRUE(receive_response(lane())) << "the other lanes go on";
+}
+
 TEST_F(EngineServe, ASessionHasABoundedNumberOfLanesAndTheOldestGoFirst) {
   std::vector<Fd> lanes;
   for (uint64_t id = 2; id <= 130; ++id) {
