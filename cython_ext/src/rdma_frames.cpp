@@ -11,15 +11,15 @@ namespace {
 constexpr uint8_t kOfferVersion = 1;
 constexpr size_t kMessageMax = 512;
 constexpr unsigned kSubnetBits = 64, kIpv4SubnetBits = 96 + 24;
-constexpr uint32_t kBodyMax = sizeof(uint64_t) * 2 + sizeof(uint32_t) * 2 + kPiecesMax * sizeof(uint32_t);
+constexpr uint32_t kBodyMax = sizeof(uint64_t) * 3 + sizeof(uint32_t) + kPiecesMax * sizeof(uint32_t);
 
 bool get_found(wire::Reader &reader, Found *found) {
   uint32_t count = 0;
   if (!reader.get(&found->length) || !reader.get(&found->piece_bytes) || !reader.get(&found->start) ||
       !reader.get(&count))
     return false;
-  constexpr uint32_t kPageMax = 64u << 10;
-  if (count == 0 || count > kPiecesMax || found->start >= kPageMax || found->piece_bytes == 0 || found->length == 0)
+  if (count == 0 || count > kPiecesMax || found->start > UINT64_MAX - found->length || found->piece_bytes == 0 ||
+      found->length == 0)
     return false;
   if ((found->length - 1) / found->piece_bytes + 1 != count) return false;
   found->keys.resize(count);

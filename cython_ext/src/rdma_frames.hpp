@@ -73,7 +73,7 @@ struct Found {
   mp_status status = MP_OK;  // otherwise why there are no keys
   uint64_t length = 0;
   uint64_t piece_bytes = 0;    // every registration but the last has this length
-  uint32_t start = 0;          // the address of the first byte of each
+  uint64_t start = 0;          // the address of the first byte of each
   std::vector<uint32_t> keys;  // rkeys, in order
 };
 

@@ -13,8 +13,6 @@ namespace moonpool {
 namespace {
 
 constexpr uint32_t kDescsPerFrame = 1024;
-// Half of what a session serves (session.cpp).
-constexpr size_t kLanesMax = 64;
 // With the lanes of other transports fewer than a server keeps for one session.
 constexpr size_t kLanesMax = 48;
 // Regions whose keys are remembered, and those that go another way. Forgetting costs a question.
@@ -33,7 +31,6 @@ void RdmaLink::open(const std::vector<rdma::RailPair> &pairs) {
   // Rail after rail, so that a few busy lanes are on different ones.
   for (uint32_t i = 0; i < engine().config.rdma.queue_pairs; ++i) {
     for (const rdma::RailPair &pair : pairs) {
-      if (lanes.size() == kLanesMax) break;
       if (lanes.size() == kLanesMax) break;
       lanes.push_back(std::make_shared<RdmaLane>(*this, engine().next_io(), host_->rail(pair.local),
                                                  static_cast<uint32_t>(pair.remote)));

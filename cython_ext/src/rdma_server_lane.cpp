@@ -123,7 +123,7 @@ void RdmaServerLane::find_locked(uint64_t key) {
   } else {
     answer.found.length = region->length;
     answer.found.piece_bytes = memory->piece_bytes();
-    answer.found.start = static_cast<uint32_t>(memory->start());
+    answer.found.start = memory->start();
   }
   respond_locked(std::move(answer));
 }

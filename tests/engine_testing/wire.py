@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MAGIC = b"MOONPOOL"
 VERSION = 2
-CONTROL, LANE = 1, 2
+CONTROL, LANE, RDMA = 1, 2, 4
 READ, WRITE = 1, 2
 FLAG_DIGEST = 1
 HAS_SECRET = 1
@@ -181,13 +181,13 @@ class Client:
     def send_message(self, kind: int, body: bytes, *, size: int | None = None) -> None:
         self.control.sendall(MESSAGE.pack(len(body) if size is None else size, kind, 0) + body)
 
-    def open_lane(self, lane_id: int = 1, *, session: bytes | None = None) -> socket.socket:
+    def open_lane(self, lane_id: int = 1, *, session: bytes | None = None, kind: int = LANE) -> socket.socket:
         lane = connect(self.address)
         self.lanes.append(lane)
         shake_hands(
             lane,
             hello(
-                LANE,
+                kind,
                 flags=HAS_SECRET if self.secret else 0,
                 session=session or self.session,
                 lane_id=lane_id,

@@ -86,11 +86,21 @@ class Endpoint:
         device: such as "rxea0".
         depth: work requests of each kind that may be outstanding.
         psn: the first packet sequence number it sends.
+        beside: another endpoint of the device whose memory is this one's too, and which is closed after it.
     """
 
-    def __init__(self, device: str, *, gid_index: int = GID_INDEX, depth: int = 64, psn: int = 0x1234) -> None:
-        self.context = Context(name=device)
-        self.pd = PD(self.context)
+    def __init__(
+        self,
+        device: str,
+        *,
+        gid_index: int = GID_INDEX,
+        depth: int = 64,
+        psn: int = 0x1234,
+        beside: Endpoint | None = None,
+    ) -> None:
+        self._beside = beside
+        self.context = Context(name=device) if beside is None else beside.context
+        self.pd = PD(self.context) if beside is None else beside.pd
         self.cq = CQ(self.context, 2 * depth)
         cap = QPCap(max_send_wr=depth, max_recv_wr=depth, max_send_sge=1, max_recv_sge=1)
         self.qp = QP(self.pd, QPInitAttr(qp_type=IBV_QPT_RC, scq=self.cq, rcq=self.cq, cap=cap))
@@ -189,7 +199,11 @@ class Endpoint:
 
     def close(self) -> None:
         """Close everything; an open context closes what was made in it."""
-        self.context.close()
+        if self._beside is None:
+            self.context.close()
+        else:
+            self.qp.close()
+            self.cq.close()
 
     def __enter__(self) -> Self:
         return self

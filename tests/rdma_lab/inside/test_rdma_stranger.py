@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines against a peer over pyverbs, which is not our code: each end as the client and as the server."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from rdma_lab.inside.links import wait_until
+from rdma_lab.inside.pair import MIB, WAIT
+from rdma_lab.inside.stranger import OK, REGION_RELEASED, REGION_UNKNOWN, StrangeClient, StrangeServer
+
+from moonpool.transfer_engine import TransferEngine
+
+
+def random_bytes(count: int, seed: int) -> bytes:
+    return np.random.default_rng(seed).integers(0, 256, count, np.uint8).tobytes()
+
+
+def engine(name: str, device: str) -> TransferEngine:
+    return TransferEngine(name, transports="rdma,tcp", rdma_devices=device, connect_timeout=20.0)
+
+
+def test_a_stranger_writes_and_reads_a_region_by_its_key() -> None:
+    with engine("server", "rxea1") as server:
+        # Not at the start of a page, so that its addresses for the device do not begin at 0.
+        memory = np.zeros(MIB + 4096, np.uint8)[100 : 100 + MIB]
+        server.register(memory, name="kv")
+        with StrangeClient(str(server.address), "rxea0") as client:
+            status, keys = client.find(client.regions["kv"].key)
+            assert status == OK
+            assert keys is not None
+            assert keys.length == MIB
+            assert keys.start < 4096  # says nothing of where the memory is
+            sent = client.endpoint.register(65536)
+            sent.write(random_bytes(65536, 1))
+            client.endpoint.write(sent, keys.start + 5000, keys.rkeys[0])
+            client.endpoint.finish()
+            assert memory[5000 : 5000 + 65536].tobytes() == sent.read()
+            memory[:] = np.frombuffer(random_bytes(MIB, 2), np.uint8)
+            got = client.endpoint.register(65536)
+            client.endpoint.read(got, keys.start + MIB - 65536, keys.rkeys[0])
+            client.endpoint.finish()
+            assert got.read() == memory[-65536:].tobytes()
+
+
+@pytest.mark.parametrize("offset", [-1, MIB - 4095, MIB, 1 << 40])
+def test_what_is_outside_the_region_is_refused_by_the_device(offset: int) -> None:
+    with engine("server", "rxea1") as server:
+        memory = np.zeros(3 * MIB, np.uint8)
+        server.register(memory[MIB : 2 * MIB], name="kv")
+        with StrangeClient(str(server.address), "rxea0") as client:
+            _, keys = client.find(client.regions["kv"].key)
+            assert keys is not None
+            sent = client.endpoint.register(4096)
+            sent.write(b"x" * 4096)
+            client.endpoint.write(sent, (keys.start + offset) % (1 << 64), keys.rkeys[0])
+            assert client.endpoint.completions()[0].status == "REM_ACCESS_ERR"
+            assert not memory.any()
+
+
+def test_a_region_that_is_read_only_is_only_read() -> None:
+    with engine("server", "rxea1") as server:
+        memory = np.frombuffer(random_bytes(4096, 3), np.uint8).copy()
+        server.register(memory, name="kv", writable=False)
+        with StrangeClient(str(server.address), "rxea0") as client:
+            _, keys = client.find(client.regions["kv"].key)
+            assert keys is not None
+            got = client.endpoint.register(4096)
+            client.endpoint.read(got, keys.start, keys.rkeys[0])
+            client.endpoint.finish()
+            assert got.read() == memory.tobytes()
+            before = memory.copy()
+            client.endpoint.write(client.endpoint.register(4096), keys.start, keys.rkeys[0])
+            assert client.endpoint.completions()[0].status == "REM_ACCESS_ERR"
+            assert np.array_equal(memory, before)
+
+
+def test_a_key_is_of_no_use_once_the_region_is_released() -> None:
+    with engine("server", "rxea1") as server:
+        memory = np.zeros(4096, np.uint8)
+        region = server.register(memory, name="kv")
+        with StrangeClient(str(server.address), "rxea0") as client:
+            key = client.regions["kv"].key
+            _, keys = client.find(key)
+            assert keys is not None
+            region.release()
+            assert client.find(key)[0] == REGION_RELEASED
+            assert client.find(12345)[0] == REGION_UNKNOWN
+            client.endpoint.write(client.endpoint.register(4096), keys.start, keys.rkeys[0])
+            assert client.endpoint.completions()[0].status == "REM_ACCESS_ERR"
+
+
+def test_a_queue_pair_is_of_no_use_once_its_socket_is_closed() -> None:
+    with engine("server", "rxea1") as server:
+        memory = np.zeros(4096, np.uint8)
+        server.register(memory, name="kv")
+        with StrangeClient(str(server.address), "rxea0") as client:
+            _, keys = client.find(client.regions["kv"].key)
+            assert keys is not None
+            assert server.stats()["rails"][0]["queue_pairs"] == 1
+            client.lane.close()
+            wait_until(lambda: server.stats()["rails"][0]["queue_pairs"] == 0, "the queue pair to end")
+            sent = client.endpoint.register(4096)
+            sent.write(b"x" * 4096)
+            client.endpoint.write(sent, keys.start, keys.rkeys[0])
+            time.sleep(1.0)  # the device tries again and again
+            assert not memory.any()
+
+
+def test_an_engine_writes_and_reads_memory_that_a_stranger_registered() -> None:
+    with StrangeServer("rxea1", MIB) as server, engine("client", "rxea0") as client:
+        local = np.frombuffer(random_bytes(MIB, 4), np.uint8).copy()
+        region = client.register(local)
+        peer = client.connect(server.address, timeout=WAIT)
+        assert peer.path == "rdma"
+        client.write(peer, region, peer.regions["kv"]).wait(WAIT)
+        assert server.buffer.read() == local.tobytes()
+        there = random_bytes(MIB, 5)
+        server.buffer.write(there)
+        client.read(peer, region, peer.regions["kv"]).wait(WAIT)
+        assert local.tobytes() == there
+        assert not server.errors
