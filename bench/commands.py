@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -27,6 +28,7 @@ from moonpool.bench.options import (
     Choices,
     ListOf,
     Value,
+    auto,
     count,
     json_option,
     plot_option,
@@ -35,12 +37,18 @@ from moonpool.bench.perform import perform
 from moonpool.bench.report import doctor_table
 from moonpool.bench.runner import Options
 from moonpool.bench.sweep import DEFAULT_MEMORY, Sweep, quick
-from moonpool.bench.work import MEMORIES, OPS, ORDERS
-from moonpool.transfer_engine import probe
+from moonpool.bench.work import MEMORIES, OPS, ORDERS, Tuning
+from moonpool.errors import ConfigError
+from moonpool.transfer_engine import EngineSettings, probe
 
 __all__ = ["cli"]
 
 _LANES_MAX = 64
+_QUEUE_PAIRS_MAX = 16
+_INLINE_BYTES_MAX = 4096
+_SPIN_US_MAX = 10_000
+#: Options that mean nothing to other transports.
+_OF_RDMA = ("devices", "target_devices", "queue_pairs", "inline_bytes")
 
 _QUICK_EXAMPLES = """\b
 Examples:
@@ -57,6 +65,8 @@ Examples:
   mooncake-bench transfer --transport tcp --op write --threads 1,2 --lanes 1,2,4 --json result.json
   mooncake-bench transfer --transport tcp --block-size 1MiB --batch 1 --limit stream
   mooncake-bench transfer --transport tcp --only limit --json -
+  mooncake-bench transfer --transport rdma --devices mlx5_0 --target-devices mlx5_1 --block-size 64KiB,1MiB
+  mooncake-bench transfer --transport rdma --queue-pairs 1,2,4 --slice 256KiB,1MiB --spin-us 0,50
 
 \b
 Across two hosts:
@@ -93,7 +103,8 @@ def cli(ctx: click.Context, json_file: str | None, plot_file: Path | None) -> No
     16 MiB, one block at a time and 128 at once.
 
     Every row runs in rounds: a window of the engine and a window of its limit over the same blocks (raw sockets in C
-    for tcp, memcpy for transports within a process). Every byte is checked on both sides after every window.
+    for tcp, perftest for rdma, memcpy for transports within a process). Every byte is checked on both sides after
+    every window.
 
     The exit status is 0 when all bytes were right on both sides, 1 when they were not, 2 for a command line that
     makes no sense, 3 when something failed, and 130 after Ctrl-C, which still shows what was measured.
@@ -106,7 +117,9 @@ def cli(ctx: click.Context, json_file: str | None, plot_file: Path | None) -> No
 
 
 @cli.command(epilog=_TRANSFER_EXAMPLES)
-@click.option("--transport", type=Choices("name", list(ENGINES)), help="tcp, shm, local.  [default: all this host has]")
+@click.option(
+    "--transport", type=Choices("name", list(ENGINES)), help="tcp, rdma, shm, local.  [default: all this host has]"
+)
 @click.option(
     "--op",
     type=Choices("name", OPS),
@@ -140,7 +153,47 @@ def cli(ctx: click.Context, json_file: str | None, plot_file: Path | None) -> No
     type=ListOf("n", count(_LANES_MAX, auto=True)),
     default="auto",
     show_default=True,
-    help="Connections, of the engine and of the limit.",
+    help="TCP connections, of the engine and of the limit.",
+)
+@click.option(
+    "--devices",
+    metavar="NAME[,NAME...]",
+    help="rdma: devices of this side, as NAME, NAME:PORT or NAME:PORT@GID_INDEX.  [default: every active port]",
+)
+@click.option(
+    "--target-devices",
+    metavar="NAME[,NAME...]",
+    help="rdma: devices of the target. On one host, the other ends of the cables.  [default: every active port]",
+)
+@click.option(
+    "--queue-pairs",
+    type=ListOf("n", count(_QUEUE_PAIRS_MAX, auto=True)),
+    default="auto",
+    show_default=True,
+    help="rdma: queue pairs for each rail.",
+)
+@click.option(
+    "--slice",
+    "slice_bytes",
+    type=ListOf("size", auto(SIZE)),
+    default="auto",
+    show_default=True,
+    help="Smallest piece of a large transfer that travels alone: 256KiB, 4MiB.",
+)
+@click.option(
+    "--inline",
+    "inline_bytes",
+    type=ListOf("bytes", count(_INLINE_BYTES_MAX, least=0, auto=True)),
+    default="auto",
+    show_default=True,
+    help="rdma: writes up to this size travel inside their work request; 0 switches that off.",
+)
+@click.option(
+    "--spin-us",
+    type=ListOf("n", count(_SPIN_US_MAX, least=0, auto=True)),
+    default="auto",
+    show_default=True,
+    help="Microseconds of polling for the end of a transfer before sleeping; 0 sleeps at once.",
 )
 @click.option(
     "--threads",
@@ -219,6 +272,9 @@ def _plan(given: dict[str, Any]) -> tuple[list[Any], Options]:
     transports = given["transport"] or [name for name in _transports() if target is None or name not in SAME_HOST]
     if given["insecure"]:
         raise click.UsageError("--insecure belongs to --listen")
+    if "rdma" not in transports and (useless := [name for name in _OF_RDMA if given[name] not in (None, [None])]):
+        option = useless[0].removesuffix("_bytes").replace("_", "-")
+        raise click.UsageError(f"--{option} belongs to --transport rdma, which is not measured here")
     if target is not None and (inside := sorted(SAME_HOST.intersection(transports))):
         raise click.UsageError(f"--transport {inside[0]} stays on one host: it has no --target")
     works = []
@@ -230,13 +286,14 @@ def _plan(given: dict[str, Any]) -> tuple[list[Any], Options]:
                 given["block_size"],
                 given["batch"],
                 given["order"],
-                given["lanes"],
+                [None] if transport == "rdma" else given["lanes"],
                 given["threads"],
                 given["footprint"],
                 given["memory"] or [DEFAULT_MEMORY[transport]],
+                _tunings(given, rdma=transport == "rdma"),
             )
             works.extend(sweep.works())
-    except UsageError as error:
+    except (ConfigError, UsageError) as error:
         raise click.UsageError(str(error)) from error
     return works, Options(
         given["rounds"],
@@ -248,6 +305,17 @@ def _plan(given: dict[str, Any]) -> tuple[list[Any], Options]:
         given["secret"],
         given["copy_threads"],
     )
+
+
+def _tunings(given: dict[str, Any], *, rdma: bool) -> list[Tuning]:
+    axes = [given["queue_pairs"], given["slice_bytes"], given["inline_bytes"], given["spin_us"]]
+    if not rdma:
+        axes[0] = axes[2] = [None]
+    ends = (given["devices"], given["target_devices"]) if rdma else (None, None)
+    tunings = [Tuning(*ends, *values) for values in itertools.product(*axes)]
+    for tuning in tunings:
+        EngineSettings.load(tuning.settings(target=False), environ={})
+    return tunings
 
 
 def _listen(ctx: click.Context, given: dict[str, Any]) -> ExitStatus:

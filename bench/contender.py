@@ -109,14 +109,18 @@ class Contender:
             BenchError: a transfer or a process failed; this contender is closed.
         """
 
+        def run(target: SpawnedTarget, initiator: SpawnedTarget, seconds: float) -> tuple[dict[str, Any], float]:
+            self._call(target, "arm", kind=self.name, order=self._call(initiator, "order", seconds=seconds))
+            begin = self._call(target, "mark")
+            result = self._call(initiator, "run", seconds=seconds)
+            cpu_s = self._call(target, "mark") - begin
+            self._call(target, "finish", kind=self.name)
+            return result, cpu_s
+
         def steps(target: SpawnedTarget, initiator: SpawnedTarget) -> Measured:
             self._both("fill", window=window)
-            self._call(target, "arm", kind=self.name)
-            first = self._call(initiator, "run", seconds=warmup)
-            begin = self._call(target, "mark")
-            result = self._call(initiator, "run", seconds=duration)
-            theirs = self._call(target, "mark") - begin
-            self._call(target, "finish", kind=self.name)
+            first, _ = run(target, initiator, warmup)
+            result, theirs = run(target, initiator, duration)
             done = [(start, end) for (start, _), (_, end) in zip(first["done"], result["done"], strict=True)]
             found = self._both("check", window=window, done=done)
             return Measured(

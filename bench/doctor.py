@@ -6,11 +6,12 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any, Final
 
 from moonpool.bench.environment import describe_host
 from moonpool.bench.examined import Finding, Host
+from moonpool.bench.rdma_host import RDMA_CHECKS, rdma_devices, rdma_fix
 from moonpool.bench.same_host import SAME_HOST_CHECKS
 from moonpool.errors import ConfigError
 from moonpool.transfer_engine import EngineSettings
@@ -44,6 +45,7 @@ def document(findings: list[Finding]) -> dict[str, Any]:
             {name: getattr(finding, name) for name in ("name", "status", "found", "fix", "needed")}
             for finding in findings
         ],
+        "rdma": [asdict(device) for device in rdma_devices(Host())],
     }
 
 
@@ -57,7 +59,8 @@ def _transports(host: Host) -> Iterator[Finding]:
         if transport.available:
             yield Finding(name, "OK", transport.reason or "available", needed=needed)
         else:
-            yield Finding(name, "missing", transport.reason or "not available", needed=needed)
+            fix = rdma_fix(host) if transport.name == "rdma" else ""
+            yield Finding(name, "missing", transport.reason or "not available", fix, needed=needed)
 
 
 def _settings(host: Host) -> Iterator[Finding]:
@@ -115,20 +118,6 @@ def _open_files(host: Host) -> Iterator[Finding]:
                       "ulimit -n 65536, or LimitNOFILE=65536 in the unit")  # fmt: skip
 
 
-def _memlock(host: Host) -> Iterator[Finding]:
-    limit = host.limits["memlock"]
-    size = "unlimited" if limit == -1 else format_bytes(limit)
-    if limit == -1:
-        yield Finding("locked memory", "OK", size)
-    elif _rdma_names(host):
-        yield Finding(
-            "locked memory", "degraded", f"{size} (ulimit -l): RDMA devices are here, and what they move is locked",
-            "ulimit -l unlimited, LimitMEMLOCK=infinity in the unit, or --ulimit memlock=-1 for the container",
-        )  # fmt: skip
-    else:
-        yield Finding("locked memory", "OK", f"{size} (ulimit -l); nothing here locks memory")
-
-
 def _socket_buffers(host: Host) -> Iterator[Finding]:
     for name, default in (("tcp_rmem", "4096 131072 6291456"), ("tcp_wmem", "4096 16384 4194304")):
         text = host.read(f"proc/sys/net/ipv4/{name}")
@@ -153,61 +142,6 @@ def _backlog(host: Host) -> Iterator[Finding]:
     else:
         yield Finding("connection backlog", "degraded", f"{text} (somaxconn): many peers at once wait for retries",
                       "sysctl -w net.core.somaxconn=4096")  # fmt: skip
-
-
-def _rdma_names(host: Host) -> list[str]:
-    return host.names("sys/class/infiniband")
-
-
-def _rdma(host: Host) -> Iterator[Finding]:
-    names = _rdma_names(host)
-    verbs = host.load("libibverbs.so.1")
-    if verbs is None:
-        here = f"; the kernel has {', '.join(names)}" if names else ""
-        yield Finding("RDMA", "missing", f"libibverbs is not installed{here}",
-                      "apt-get install libibverbs1 ibverbs-providers")  # fmt: skip
-        return
-    usable = _verbs_devices(verbs)
-    if not usable:
-        if names:
-            yield Finding(
-                "RDMA", "missing", f"the kernel has {', '.join(names)}, libibverbs opens none of them",
-                "--device=/dev/infiniband for the container, and the provider package (ibverbs-providers)",
-            )  # fmt: skip
-        else:
-            yield Finding("RDMA", "missing", "libibverbs is installed, there is no device")
-        return
-    for name in usable:
-        yield _rdma_device(host, name)
-
-
-def _verbs_devices(verbs: ctypes.CDLL) -> list[str]:
-    count = ctypes.c_int(0)
-    verbs.ibv_get_device_list.restype = ctypes.POINTER(ctypes.c_void_p)
-    verbs.ibv_get_device_name.restype = ctypes.c_char_p
-    verbs.ibv_get_device_name.argtypes = [ctypes.c_void_p]
-    devices = verbs.ibv_get_device_list(ctypes.byref(count))
-    if not devices:
-        return []
-    names = [verbs.ibv_get_device_name(devices[index]).decode() for index in range(count.value)]
-    verbs.ibv_free_device_list.argtypes = [ctypes.POINTER(ctypes.c_void_p)]
-    verbs.ibv_free_device_list(devices)
-    return names
-
-
-def _rdma_device(host: Host, name: str) -> Finding:
-    ports = []
-    for port in host.names(f"sys/class/infiniband/{name}/ports"):
-        folder = f"sys/class/infiniband/{name}/ports/{port}"
-        state = (host.read(f"{folder}/state") or "unknown").rpartition(": ")[2]
-        about = [state, host.read(f"{folder}/rate"), host.read(f"{folder}/link_layer")]
-        ports.append((state, f"port {port} {', '.join(part for part in about if part)}"))
-    found = "; ".join(text for _, text in ports) or "no port is visible"
-    if any(state == "ACTIVE" for state, _ in ports):
-        return Finding(f"RDMA {name}", "OK", found)
-    return Finding(
-        f"RDMA {name}", "degraded", found, "cable, switch port and `ip link set up`; for Soft-RoCE `rdma link`"
-    )
 
 
 def _gpus(host: Host) -> Iterator[Finding]:
@@ -237,10 +171,9 @@ _CHECKS: Final = (
     _governor,
     _numa,
     _open_files,
-    _memlock,
     _socket_buffers,
     _backlog,
     *SAME_HOST_CHECKS,
-    _rdma,
+    *RDMA_CHECKS,
     _gpus,
 )

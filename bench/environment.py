@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import os
 import platform
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -17,6 +18,9 @@ import moonpool
 from moonpool.transfer_engine import EngineSettings
 
 __all__ = ["describe_host", "describe_run"]
+
+#: Settings that the benchmark decides itself, or that change no figure.
+_NO_TUNING: Final = frozenset({"name", "listen", "transports", "require", "secret", "insecure"})
 
 
 def describe_host(root: Path = Path("/")) -> dict[str, Any]:
@@ -55,9 +59,10 @@ def describe_run(parameters: dict[str, Any]) -> dict[str, Any]:
     settings = EngineSettings.load({})
     defaults = EngineSettings()
     changed = {
-        name: value
-        for name in ("lanes", "io_threads", "slice_bytes", "spin_us", "connect_timeout", "progress_timeout", "deadline")
-        if (value := getattr(settings, name)) != getattr(defaults, name)
+        item.name: value
+        for item in dataclasses.fields(settings)
+        if item.name not in _NO_TUNING
+        if (value := getattr(settings, item.name)) != getattr(defaults, item.name)
     }
     return {
         "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),

@@ -4,10 +4,25 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Final
 
 from moonpool.errors import MoonpoolError
 
-__all__ = ["BenchError", "ControlError", "ExitStatus", "TargetError", "UsageError", "VerificationError"]
+__all__ = [
+    "AGAIN",
+    "NO_LIMIT",
+    "BenchError",
+    "ControlError",
+    "ExitStatus",
+    "TargetError",
+    "UsageError",
+    "VerificationError",
+]
+
+#: The code of an error that says why a row has nothing to be compared with, though the engine can be measured.
+NO_LIMIT: Final = "BENCH_NO_LIMIT"
+#: The code of an error after which the same run may well succeed.
+AGAIN: Final = "BENCH_AGAIN"
 
 
 class ExitStatus(IntEnum):

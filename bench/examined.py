@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from moonpool.bench.rails import Rail, find_rails
 from moonpool.transfer_engine import TransportInfo, probe
 
 __all__ = ["Finding", "Host", "Status"]
@@ -58,6 +59,7 @@ class Host:
     Attributes:
         root: in place of ``/``.
         transports: what the engine says.
+        rails: what the engine makes of the RDMA devices.
         limits: soft limits of this process: ``nofile``, ``memlock``; -1 is unlimited.
         load: opens a shared library, or returns None.
         cores: CPUs this process may use.
@@ -65,6 +67,7 @@ class Host:
 
     root: Path = Path("/")
     transports: Callable[[], list[TransportInfo]] = probe
+    rails: Callable[[], list[Rail]] = find_rails
     limits: dict[str, int] = field(default_factory=_limits)
     load: Callable[[str], ctypes.CDLL | None] = _loaded
     cores: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
@@ -75,6 +78,11 @@ class Host:
             return (self.root / path).read_text(encoding="utf-8", errors="replace").strip()
         except OSError:
             return None
+
+    def pointed_to(self, path: str) -> str | None:
+        """Return the name of what a link of the system leads to, or None where there is no link."""
+        link = self.root / path
+        return link.resolve().name if link.is_symlink() else None
 
     def names(self, path: str) -> list[str]:
         """Return the entries of a folder of the system, sorted; none where it is not there."""

@@ -22,7 +22,7 @@ __all__ = ["InitiatorSession", "steady", "window_from_json"]
 class InitiatorSession(Session):
     """Runs the transfers of one backend when it is told to."""
 
-    COMMANDS = (*Session.COMMANDS, "connect", "run")
+    COMMANDS = (*Session.COMMANDS, "connect", "order", "run")
     IS_TARGET = False
 
     def __init__(self, place: Place) -> None:
@@ -36,11 +36,13 @@ class InitiatorSession(Session):
         self._side = backend.initiator(replace(row, mode=mode, width=width), offer)
         return {"version": backend.version()}
 
+    def order(self, seconds: float) -> dict[str, Any]:
+        """Return what the target has to know ahead of a run."""
+        return self._connected().order(seconds)
+
     def run(self, seconds: float) -> dict[str, Any]:
         """Run transfers for so long; return what completed, and which batches of each thread those were."""
-        side = self._side
-        if side is None:
-            raise ControlError("no row is connected", hint="one version of mooncake-bench on both sides")
+        side = self._connected()
         first = list(side.next_batch)
         with steady():
             cpu_s = time.process_time()
@@ -53,6 +55,11 @@ class InitiatorSession(Session):
             "lanes": side.width,
             "path": side.path,
         }
+
+    def _connected(self) -> InitiatorSide:
+        if self._side is None:
+            raise ControlError("no row is connected", hint="one version of mooncake-bench on both sides")
+        return self._side
 
     def close_row(self) -> None:
         """End a row. Engines and memory stay for the next one."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -84,6 +85,9 @@ def row(result: RowResult) -> dict[str, Any]:
         "complaints": result.complaints,
         "memory": work.memory,
         "path": result.path,
+        "no_limit": result.no_limit,
+        "rail_bytes": result.rail_bytes,
+        "tuning": dataclasses.asdict(work.tuning),
     }
 
 

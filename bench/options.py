@@ -27,6 +27,7 @@ __all__ = [
     "Choices",
     "ListOf",
     "Value",
+    "auto",
     "count",
     "json_option",
     "plot_option",
@@ -84,17 +85,22 @@ class Choices(ListOf[str]):
         super().__init__(name, parse)
 
 
-def count(most: int, *, auto: bool = False) -> Callable[[str], int | None]:
-    """Return a parser of numbers from 1 to `most`; with `auto`, the word auto is None."""
+def count(most: int, *, least: int = 1, auto: bool = False) -> Callable[[str], int | None]:
+    """Return a parser of numbers from `least` to `most`; with `auto`, the word auto is None."""
 
     def parse(text: str) -> int | None:
         if auto and text == "auto":
             return None
-        if not text.isdecimal() or not 1 <= int(text) <= most:
-            raise ValueError(f"{text!r} is not a number from 1 to {most}{' or auto' if auto else ''}")
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise ValueError(f"{text!r} is not a number from {least} to {most}{' or auto' if auto else ''}")
         return int(text)
 
     return parse
+
+
+def auto(parse: Callable[[str], T]) -> Callable[[str], T | None]:
+    """Return a parser that also takes the word auto, which is None."""
+    return lambda text: None if text == "auto" else parse(text)
 
 
 def _size(text: str) -> int:

@@ -172,8 +172,18 @@ def fixed_parameters(works: Sequence[Work]) -> dict[str, Any]:
         "threads": [work.threads for work in works],
         "lanes": ["auto" if work.lanes is None else work.lanes for work in works],
         "footprint": [format_bytes(work.footprint_bytes) for work in works],
+        "devices": [work.tuning.devices for work in works],
+        "target devices": [work.tuning.target_devices for work in works],
+        "queue pairs": [work.tuning.queue_pairs for work in works],
+        "slice": [_bytes(work.tuning.slice_bytes) for work in works],
+        "inline": [_bytes(work.tuning.inline_bytes) for work in works],
+        "spin": [None if work.tuning.spin_us is None else f"{work.tuning.spin_us} µs" for work in works],
     }
-    return {name: every[0] for name, every in values.items() if every and len(set(every)) == 1}
+    return {name: every[0] for name, every in values.items() if len(set(every)) == 1 and every[0] is not None}
+
+
+def _bytes(value: int | None) -> str | None:
+    return None if value is None else format_bytes(value)
 
 
 def write_json(document: dict[str, Any], file: str) -> None:

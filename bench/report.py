@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -123,9 +124,29 @@ def rows_table(results: Sequence[RowResult]) -> Table:
 def notes(results: Sequence[RowResult]) -> RenderableType:
     """Return what the columns mean, and what verification complained about."""
     parts: list[RenderableType] = [Text(_legend(results), style="dim")]
+    if rails := _rails(results):
+        parts.append(Text(f"rails: {rails}"))
+    parts.extend(Text(f"no limit: {text}", style="yellow") for text in _once(result.no_limit for result in results))
     complaints = [(work_text(result.work), text) for result in results for text in result.complaints]
     parts.extend(Text(f"NOT VERIFIED: {where}: {text}", style="bold red") for where, text in complaints)
     return Group(*parts)
+
+
+def _once(texts: Iterable[str | None]) -> list[str]:
+    return list(dict.fromkeys(text for text in texts if text is not None))
+
+
+def _rails(results: Sequence[RowResult]) -> str:
+    """What each RDMA rail of this side carried, over all rows."""
+    moved: Counter[str] = Counter()
+    for result in results:
+        moved.update(result.rail_bytes or {})
+    whole = moved.total() or 1
+    return " · ".join(f"{rail} {_moved(count)} ({count / whole:.0%})" for rail, count in moved.items())
+
+
+def _moved(count: int) -> str:
+    return f"{digits(count / 1e9)} GB" if count >= 1e9 else f"{digits(count / 1e6)} MB"
 
 
 def work_text(work: Work) -> str:
@@ -143,6 +164,8 @@ def _legend(results: Sequence[RowResult]) -> str:
     if said:
         text += f"\nlimit: GB/s and p50 of {'; of '.join(said)}."
         text += "\nratio: engine / limit, in turn over the same blocks. Every figure is the median over the rounds."
+    if any(limit in _PERFTEST for limit in limits):
+        text += "\nperftest moves memory of its own."
     if any(result.verified for result in results):
         text += "\nok: every byte was checked after every window, on both sides."
     return text
@@ -153,7 +176,12 @@ _LIMITS: Final = {
     "sockets-stream": "raw sockets in C, up to {width} connections, one answer at the end",
     "memcpy": "memcpy in C, up to {width} threads",
     "process_vm": "process_vm_readv and process_vm_writev in C, up to {width} threads",
+    "ib_write_bw": "ib_write_bw, as many blocks under way as a batch has, one rail",
+    "ib_read_bw": "ib_read_bw, as many blocks under way as a batch has, one rail",
+    "ib_write_lat": "ib_write_lat, one block at a time, half of a round trip",
+    "ib_read_lat": "ib_read_lat, one block at a time",
 }
+_PERFTEST: Final = frozenset(name for name in _LIMITS if name.startswith("ib_"))
 
 
 # ---------------------------------------------------------------- cells
@@ -189,6 +217,14 @@ def _cpu(result: RowResult) -> str:
     return digits(ours) if theirs == 0 else f"{digits(ours)}+{digits(theirs)}"
 
 
+def _number(value: int | None) -> str:
+    return _NONE if value is None else str(value)
+
+
+def _bytes(value: int | None) -> str:
+    return _NONE if value is None else format_bytes(value)
+
+
 def _ratio(result: RowResult) -> Text:
     ratio = result.ratio
     if ratio is None:
@@ -213,6 +249,10 @@ _COLUMNS: Final = (
     _Column("memory", lambda row: row.work.memory, varies=lambda row: row.work.memory, left=True, grouped=True),
     _Column("op", lambda row: row.work.op, left=True, grouped=True),
     _Column("lanes", lambda row: str(row.lanes or _NONE), varies=lambda row: row.work.lanes),
+    _Column("QPs", lambda row: _number(row.work.tuning.queue_pairs), varies=lambda row: row.work.tuning.queue_pairs),
+    _Column("slice", lambda row: _bytes(row.work.tuning.slice_bytes), varies=lambda row: row.work.tuning.slice_bytes),
+    _Column("inl", lambda row: _bytes(row.work.tuning.inline_bytes), varies=lambda row: row.work.tuning.inline_bytes),
+    _Column("spin", lambda row: _number(row.work.tuning.spin_us), varies=lambda row: row.work.tuning.spin_us),
     _Column("thr", lambda row: str(row.work.threads), varies=lambda row: row.work.threads),
     _Column("order", lambda row: ORDER_TEXTS[row.work.order], varies=lambda row: row.work.order, left=True),
     _Column("block", lambda row: format_bytes(row.work.block_bytes)),

@@ -26,6 +26,8 @@ class RowResult:
         engine: one window per round, unless only the limit was asked for.
         limits: one window per round, unless only the engine was asked for.
         complaints: what verification found.
+        no_limit: why there is no limit though it was asked for, and what to install.
+        rail_bytes: what each RDMA rail of the initiating side carried, warm-ups included.
     """
 
     work: Work
@@ -37,6 +39,8 @@ class RowResult:
     limits: list[Window] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
     path: str | None = None
+    no_limit: str | None = None
+    rail_bytes: dict[str, int] | None = None
 
     @property
     def rounds(self) -> int:

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from moonpool.bench.backends import IN_PROCESS, SAME_HOST, InitiatorSide, Place, RowSide, backend_of
+from moonpool.bench.backends import IN_PROCESS, SAME_HOST, InitiatorSide, Place, RowSide, backend_of, perftest
 from moonpool.bench.backends.mapped import copying_threads
+from moonpool.bench.errors import AGAIN, NO_LIMIT, BenchError
 from moonpool.bench.initiating import steady
 from moonpool.bench.measure import Window
 from moonpool.bench.results import RowResult
@@ -30,6 +31,8 @@ __all__ = ["Observer", "Options", "Runner"]
 # Filling and checking: far slower than any machine does it, so that only a stuck one is given up.
 _SLOWEST_BYTES_PER_S: Final = 50e6
 _STEP_S: Final = 30.0
+# Runs of a limit that may fail for no reason that lasts.
+_ATTEMPTS: Final = 4
 # Longest wait for a transfer that was asked to end.
 _STOP_S: Final = 15.0
 
@@ -152,19 +155,19 @@ class Runner:
                 result.lanes = sides["engine"].width
             row = replace(row, width=self._limit_width(work, result.lanes))
             if "limit" in self._options.kinds:
-                sides["limit"] = self._side("limit", row, target)
-                result.limit_width = sides["limit"].width
-                result.limit = self._limit_name(work)
+                self._add_limit(sides, row, target, result)
+            kinds = [kind for kind in self._options.kinds if kind in sides]
             for number in range(1, self._options.rounds + 1):
                 if number > 1 and time.monotonic() > self._row_end:
                     break
                 self._observer.round_begins(number)
                 # Taking turns at being first: neither always finds the caches as the other left them.
-                for kind in self._options.kinds[:: 1 if number % 2 else -1]:
+                for kind in kinds[:: 1 if number % 2 else -1]:
                     window = self._measure(kind, sides[kind], pattern, target, result, patience)
                     (result.engine if kind == "engine" else result.limits).append(window)
                     if kind == "engine":
                         result.path = sides[kind].path
+                        result.rail_bytes = sides[kind].rail_bytes
         finally:
             for side in sides.values():
                 side.close()
@@ -179,15 +182,10 @@ class Runner:
         if work.op == "write":
             pattern.fill(self._window)
         filling()
-        target.call("arm", kind=kind)
         first = list(side.next_batch)
         with steady():
-            _run(side, self._options.warmup)
-            theirs, ours = target.call("mark"), time.process_time()
-            window = _run(side, self._options.duration)
-            ours = time.process_time() - ours
-            theirs = target.call("mark") - theirs
-        target.call("finish", kind=kind)
+            for seconds in (self._options.warmup, self._options.duration):
+                window = self._window_of(kind, side, target, seconds, patience)
         done = list(zip(first, side.next_batch, strict=True))
         checking = target.start("check", patience, window=self._window, done=done)
         if work.op == "read":
@@ -199,7 +197,24 @@ class Runner:
                     f"{kind}, round {len(result.engine if kind == 'engine' else result.limits) + 1}, {where}: "
                     f"{verdict.blocks_bad} of {work.blocks} blocks are wrong; {verdict.detail}"
                 )
-        return replace(window, cpu_s=(ours, 0.0 if work.transport in IN_PROCESS else theirs))
+        return window
+
+    def _window_of(
+        self, kind: str, side: InitiatorSide, target: Target, seconds: float, patience: float, attempts: int = _ATTEMPTS
+    ) -> Window:
+        target.call("arm", kind=kind, order=side.order(seconds))
+        theirs, ours = target.call("mark"), time.process_time()
+        try:
+            window = _run(side, seconds)
+        except BenchError as error:
+            if error.code != AGAIN or attempts == 1:
+                raise
+            target.call("finish", patience, kind=kind)
+            return self._window_of(kind, side, target, seconds, patience, attempts - 1)
+        ours = time.process_time() - ours
+        theirs = target.call("mark") - theirs
+        target.call("finish", patience, kind=kind)
+        return replace(window, cpu_s=(ours, 0.0 if isinstance(target, InProcessTarget) else theirs))
 
     # ---------------------------------------------------------------- the two sides
 
@@ -224,9 +239,20 @@ class Runner:
         offer = target.call("offer", kind=kind, mode=row.mode, width=row.width)
         return backend.initiator(row, offer)
 
+    def _add_limit(self, sides: dict[str, InitiatorSide], row: RowSide, target: Target, result: RowResult) -> None:
+        try:
+            sides["limit"] = self._side("limit", row, target)
+        except BenchError as error:
+            if error.code != NO_LIMIT or "engine" not in sides:
+                raise
+            result.no_limit = f"{error.message}. Try: {error.hint}"
+            return
+        result.limit_width = sides["limit"].width
+        result.limit = self._limit_name(row.work)
+
     def _needs_engine(self, work: Work) -> bool:
-        # Without a number given, the limit has as many connections as the engine would have.
-        return "engine" in self._options.kinds or (work.lanes is None and work.transport not in SAME_HOST)
+        # Without a number given, sockets are as many as the engine would have.
+        return "engine" in self._options.kinds or (work.lanes is None and work.transport == "tcp")
 
     def _limit_width(self, work: Work, lanes: int | None) -> int:
         if work.transport in SAME_HOST:
@@ -234,6 +260,8 @@ class Runner:
         return max(work.lanes or lanes or 1, work.threads)
 
     def _limit_name(self, work: Work) -> str:
+        if work.transport == "rdma":
+            return perftest.tool_of(work)
         name = backend_of("limit", work).name
         return name if work.transport in SAME_HOST else f"{name}-{self._options.mode}"
 

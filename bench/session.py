@@ -161,9 +161,9 @@ class TargetSession(Session):
         self._sides[kind] = self._backends.get(kind, row.work).target(side)
         return self._sides[kind].offer
 
-    def arm(self, kind: str) -> None:
-        """Get ready for one warm-up and one window."""
-        self._sides[kind].arm()
+    def arm(self, kind: str, order: dict[str, Any]) -> None:
+        """Get ready for one run of the initiating side."""
+        self._sides[kind].arm(order)
 
     def finish(self, kind: str) -> None:
         """Return when nothing that `arm` started runs any more."""

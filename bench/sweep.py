@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from moonpool.bench.errors import UsageError
 from moonpool.bench.verify import WORD_BYTES
-from moonpool.bench.work import Work
+from moonpool.bench.work import Tuning, Work
 from moonpool.units import format_bytes
 
 __all__ = ["DEFAULT_MEMORY", "FOOTPRINT_BYTES", "QUICK_FOOTPRINT_BYTES", "Sweep", "quick"]
@@ -19,7 +19,7 @@ FOOTPRINT_BYTES = 256 << 20
 #: The quick sweep's: filling and checking it costs more than the windows.
 QUICK_FOOTPRINT_BYTES = 128 << 20
 #: Whose memory is moved unless told otherwise: shared memory is at its best with the engine's own.
-DEFAULT_MEMORY = {"tcp": "registered", "shm": "allocated", "local": "registered"}
+DEFAULT_MEMORY = {"tcp": "registered", "rdma": "registered", "shm": "allocated", "local": "registered"}
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Sweep:
 
     Attributes:
         memories: whose memory it is.
+        tunings: settings of the engines.
         footprint_bytes: memory of each side; None: `FOOTPRINT_BYTES`, or one batch per thread where that is more.
     """
 
@@ -40,6 +41,7 @@ class Sweep:
     threads: Sequence[int] = (1,)
     footprint_bytes: int | None = None
     memories: Sequence[str] = ("registered",)
+    tunings: Sequence[Tuning] = (Tuning(),)
 
     def works(self) -> list[Work]:
         """Return the rows.
@@ -50,8 +52,8 @@ class Sweep:
         return [
             self._work(*values)
             for values in itertools.product(
-                self.transports, self.memories, self.ops, self.lanes, self.threads, self.orders, self.block_bytes,
-                self.batches,
+                self.transports, self.memories, self.ops, self.tunings, self.lanes, self.threads, self.orders,
+                self.block_bytes, self.batches,
             )
         ]  # fmt: skip
 
@@ -82,8 +84,8 @@ class Sweep:
         return list(rows)
 
     def _work(
-        self, transport: str, memory: str, op: str, lanes: int | None, threads: int, order: str, block_bytes: int,
-        batch: int,
+        self, transport: str, memory: str, op: str, tuning: Tuning, lanes: int | None, threads: int, order: str,
+        block_bytes: int, batch: int,
     ) -> Work:  # fmt: skip
         _check_words(block_bytes)
         needed = block_bytes * batch * threads
@@ -94,7 +96,7 @@ class Sweep:
                 f"{format_bytes(footprint)}",
                 hint=f"--footprint {format_bytes(needed)}, or a smaller batch",
             )
-        return Work(transport, op, block_bytes, batch, order, threads, lanes, footprint, memory)
+        return Work(transport, op, block_bytes, batch, order, threads, lanes, footprint, memory, tuning)
 
 
 def _check_words(block_bytes: int) -> None:

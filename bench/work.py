@@ -18,7 +18,9 @@ from moonpool.bench.errors import ControlError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["MEMORIES", "OPS", "ORDERS", "Layout", "Work", "mix"]
+    from moonpool.transfer_engine.settings import EngineOptions
+
+__all__ = ["MEMORIES", "OPS", "ORDERS", "Layout", "Tuning", "Work", "mix"]
 
 OPS: Final = ("read", "write")
 ORDERS: Final = ("sequential", "random")
@@ -37,11 +39,64 @@ def mix(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 @dataclass(frozen=True)
+class Tuning:
+    """Settings of the engines of a row. What is None is left to the environment, the settings file and the defaults.
+
+    Attributes:
+        devices: RDMA devices of the initiating side, as the setting ``rdma_devices`` has them.
+        target_devices: those of the target.
+        queue_pairs: for each peer and rail.
+        slice_bytes: smallest piece of a large transfer that travels alone.
+        inline_bytes: RDMA writes up to this size travel inside their work request.
+        spin_us: how long a waiting thread looks for the result before it sleeps.
+    """
+
+    devices: str | None = None
+    target_devices: str | None = None
+    queue_pairs: int | None = None
+    slice_bytes: int | None = None
+    inline_bytes: int | None = None
+    spin_us: int | None = None
+
+    def settings(self, *, target: bool) -> EngineOptions:
+        """Return the arguments of one side's engine."""
+        options: EngineOptions = {}
+        if (devices := self.target_devices if target else self.devices) is not None:
+            options["rdma_devices"] = devices
+        if self.queue_pairs is not None:
+            options["rdma_queue_pairs"] = self.queue_pairs
+        if self.slice_bytes is not None:
+            options["slice_bytes"] = self.slice_bytes
+        if self.inline_bytes is not None:
+            options["rdma_inline_bytes"] = self.inline_bytes
+        if self.spin_us is not None:
+            options["spin_us"] = self.spin_us
+        return options
+
+    @classmethod
+    def from_json(cls, fields: Any) -> Tuning:
+        """Check what the other process sent.
+
+        Raises:
+            ControlError: it is not a tuning that this version knows.
+        """
+        kinds = {field.name: str if field.name.endswith("devices") else int for field in dataclasses.fields(cls)}
+        if not isinstance(fields, dict) or set(fields) != set(kinds):
+            raise ControlError(
+                "the other side described its engine in an unknown way", hint="one version on both sides"
+            )
+        for name, value in fields.items():
+            if value is not None and (not isinstance(value, kinds[name]) or isinstance(value, bool)):
+                raise ControlError(f"the other side asks for {name}={value!r}", hint="one version on both sides")
+        return cls(**fields)
+
+
+@dataclass(frozen=True)
 class Work:
     """What one row moves. Everything in it is agreed between the two processes.
 
     Attributes:
-        transport: ``tcp``, ``shm``, ``local``; ``auto`` where the engine chooses.
+        transport: ``tcp``, ``rdma``, ``shm``, ``local``; ``auto`` where the engine chooses.
         op: ``read`` (target to initiator) or ``write`` (initiator to target).
         block_bytes: length of one descriptor.
         batch: descriptors of one transfer.
@@ -50,6 +105,7 @@ class Work:
         lanes: connections; None lets the engine choose.
         footprint_bytes: memory on each side that the batches cycle through.
         memory: ``registered``: memory that the caller has; ``allocated``: memory that the engine made, on both sides.
+        tuning: settings of the engines.
     """
 
     transport: str
@@ -61,6 +117,7 @@ class Work:
     lanes: int | None
     footprint_bytes: int
     memory: str = "registered"
+    tuning: Tuning = Tuning()
 
     @property
     def batches(self) -> int:
@@ -91,8 +148,9 @@ class Work:
         kinds = {"transport": str, "op": str, "order": str, "memory": str}
         if not isinstance(fields, dict) or set(fields) != {field.name for field in dataclasses.fields(cls)}:
             raise ControlError("the other side described its work in an unknown way", hint="one version on both sides")
+        fields = {**fields, "tuning": Tuning.from_json(fields["tuning"])}
         for name, value in fields.items():
-            optional = name == "lanes" and value is None
+            optional = name == "tuning" or (name == "lanes" and value is None)
             if not optional and (not isinstance(value, kinds.get(name, int)) or isinstance(value, bool)):
                 raise ControlError(f"the other side asks for {name}={value!r}", hint="one version on both sides")
         work = cls(**fields)

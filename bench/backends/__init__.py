@@ -10,8 +10,9 @@ from moonpool.bench.backends.base import Backend, InitiatorSide, Place, RowSide,
 from moonpool.bench.backends.mapped import MappedCopy
 from moonpool.bench.backends.memcpy import Memcpy
 from moonpool.bench.backends.mooncake_engine import Mooncake
-from moonpool.bench.backends.moonpool_engine import MoonpoolAuto, MoonpoolLocal, MoonpoolShm, MoonpoolTcp
+from moonpool.bench.backends.moonpool_engine import MoonpoolAuto, MoonpoolLocal, MoonpoolRdma, MoonpoolShm, MoonpoolTcp
 from moonpool.bench.backends.nixl_agent import Nixl
+from moonpool.bench.backends.perftest import Perftest
 from moonpool.bench.backends.process_vm import ProcessVm
 from moonpool.bench.backends.sockets import RawSockets
 
@@ -32,9 +33,14 @@ __all__ = [
 ]
 
 #: The engine for each transport, in the order of the table.
-ENGINES: Final[dict[str, type[Backend]]] = {"tcp": MoonpoolTcp, "shm": MoonpoolShm, "local": MoonpoolLocal}
+ENGINES: Final[dict[str, type[Backend]]] = {
+    "tcp": MoonpoolTcp,
+    "rdma": MoonpoolRdma,
+    "shm": MoonpoolShm,
+    "local": MoonpoolLocal,
+}
 #: The limit of memory that a caller has, for each transport.
-_LIMITS: Final[dict[str, type[Backend]]] = {"tcp": RawSockets, "shm": ProcessVm, "local": Memcpy}
+_LIMITS: Final[dict[str, type[Backend]]] = {"tcp": RawSockets, "rdma": Perftest, "shm": ProcessVm, "local": Memcpy}
 #: Transports whose two sides are one process.
 IN_PROCESS: Final = frozenset({"local"})
 #: Transports whose two sides are processes of one host.

@@ -70,8 +70,12 @@ class TargetSide(ABC):
     #: What the initiating side needs to know. Crosses the control connection as JSON, except within one process.
     offer: dict[str, Any]
 
-    def arm(self) -> None:  # noqa: B027 - most targets are always ready
-        """Get ready for one warm-up and one window."""
+    def arm(self, order: dict[str, Any]) -> None:  # noqa: B027 - most targets are always ready
+        """Get ready for one run of the initiating side.
+
+        Args:
+            order: what that side said about it; see `InitiatorSide.order`.
+        """
 
     def finish(self) -> None:  # noqa: B027
         """Return when everything `arm` started has ended.
@@ -114,6 +118,15 @@ class InitiatorSide(ABC):
     def path(self) -> str | None:
         """The way the bytes take, such as ``shm``, or None where the backend does not tell."""
         return None
+
+    @property
+    def rail_bytes(self) -> dict[str, int] | None:
+        """Bytes that each RDMA rail of this side has carried for the row, or None where there are no rails."""
+        return None
+
+    def order(self, seconds: float) -> dict[str, Any]:
+        """Return what the target has to know ahead of a run of so many seconds, as JSON values."""
+        return {}
 
     @abstractmethod
     def run(self, seconds: float) -> Window:

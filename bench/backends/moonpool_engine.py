@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from moonpool.bench.measure import Window
-    from moonpool.bench.work import Work
+    from moonpool.bench.work import Tuning, Work
     from moonpool.transfer_engine import Peer, Region
     from moonpool.transfer_engine.settings import EngineOptions
 
-__all__ = ["MoonpoolAuto", "MoonpoolLocal", "MoonpoolShm", "MoonpoolTcp"]
+__all__ = ["MoonpoolAuto", "MoonpoolLocal", "MoonpoolRdma", "MoonpoolShm", "MoonpoolTcp"]
 
 _REGION = "mooncake-bench"
 
@@ -36,7 +36,7 @@ class _Moonpool(Backend):
     def __init__(self, place: Place) -> None:
         super().__init__(place)
         self._engine: TransferEngine | None = None
-        self._lanes: int | None = None
+        self._made_for: tuple[int | None, Tuning] | None = None
         self._memory: NDArray[np.uint8] | None = None
         self._region: Region | None = None
         self._peer: Peer | None = None
@@ -46,7 +46,7 @@ class _Moonpool(Backend):
         if work.memory != "allocated":
             return None
         memory = self._memory
-        if memory is None or len(memory) < work.footprint_bytes or self._lanes != work.lanes:
+        if memory is None or len(memory) < work.footprint_bytes or self._made_for != _made_for(work):
             del memory  # the engine cannot free what is still looked at
             self.close()
             engine = self._open(work, target=target)
@@ -85,7 +85,7 @@ class _Moonpool(Backend):
     def _ready(self, row: RowSide, *, target: bool) -> TransferEngine:
         # A region's key and length are known to the peer: other memory needs another region, hence another name or
         # engine. Rows that differ only in their blocks share everything.
-        if self._engine is not None and (self._lanes != row.work.lanes or self._memory is not row.memory):
+        if self._engine is not None and (self._made_for != _made_for(row.work) or self._memory is not row.memory):
             self.close()
         if self._engine is None:
             self._memory = row.memory
@@ -105,15 +105,27 @@ class _Moonpool(Backend):
         # Not given, the environment and the settings file decide.
         if work.lanes is not None:
             options["lanes"] = work.lanes
-        self._lanes = work.lanes
+        options.update(work.tuning.settings(target=target))
+        self._made_for = _made_for(work)
         self._engine = TransferEngine(_REGION, **options)
         return self._engine
+
+
+def _made_for(work: Work) -> tuple[int | None, Tuning]:
+    """What an engine is opened with: rows that differ in it need another one."""
+    return work.lanes, work.tuning
 
 
 class MoonpoolTcp(_Moonpool):
     """Over TCP, to another process."""
 
     transport = "tcp"
+
+
+class MoonpoolRdma(_Moonpool):
+    """Over RDMA verbs, to another process."""
+
+    transport = "rdma"
 
 
 class MoonpoolShm(_Moonpool):
@@ -139,7 +151,9 @@ class _Initiator(InitiatorSide):
         super().__init__(row.work.threads)
         self._row = row
         self._peer = peer
+        self._engine = engine
         self._lanes = engine.stats()["lanes"] or None
+        self._rails_before = _rail_bytes(engine)
         remote = peer.regions.wait(_REGION, 10.0)
         post = engine.read if row.work.op == "read" else engine.write
         length = row.work.block_bytes
@@ -166,11 +180,21 @@ class _Initiator(InitiatorSide):
     def path(self) -> str | None:
         return self._peer.path or None
 
+    @property
+    def rail_bytes(self) -> dict[str, int] | None:
+        if self._row.work.transport != "rdma":
+            return None
+        return {rail: moved - self._rails_before.get(rail, 0) for rail, moved in _rail_bytes(self._engine).items()}
+
     def run(self, seconds: float) -> Window:
         return run_threads(self, self._transfers, self._row.work.batch_bytes, seconds)
 
     def close(self) -> None:
         self._transfers.clear()
+
+
+def _rail_bytes(engine: TransferEngine) -> dict[str, int]:
+    return {rail["rail"]: rail["read_bytes"] + rail["written_bytes"] for rail in engine.stats()["rails"]}
 
 
 def _offsets(offsets: NDArray[np.int64]) -> NDArray[np.int64] | int:

@@ -24,8 +24,6 @@ __all__ = ["OPS", "RawSockets", "descriptors", "limit_window"]
 
 OPS = {"read": _limits.READ, "write": _limits.WRITE}
 _MODES = {"acked": _limits.ACKED, "stream": _limits.STREAM}
-# A warm-up and a window.
-_RUNS = 2
 
 
 def descriptors(
@@ -97,7 +95,7 @@ class _Target(TargetSide):
             raise limit_error(error) from error
         self.offer = {"port": self._listener.port, "token": self._token.hex()}
 
-    def arm(self) -> None:
+    def arm(self, order: dict[str, Any]) -> None:
         self._failure = None
         self._thread = threading.Thread(target=self._serve, name="mooncake-bench-limit", daemon=True)
         self._thread.start()
@@ -121,7 +119,7 @@ class _Target(TargetSide):
             if self._link is None:
                 self._link = self._listener.accept(self._token, _width(self._row), self._timeout_ms)
             work = self._row.work
-            self._link.server_run(self._descriptors, OPS[work.op], _MODES[self._row.mode], _RUNS, self._next)
+            self._link.server_run(self._descriptors, OPS[work.op], _MODES[self._row.mode], 1, self._next)
         except _limits.LimitError as error:
             self._failure = limit_error(error)
 

@@ -17,6 +17,7 @@ from moonpool.bench import commands, doctor
 from moonpool.bench.doctor import examine, healthy
 from moonpool.bench.errors import ExitStatus
 from moonpool.bench.examined import Finding, Host
+from moonpool.bench.rails import Rail
 from moonpool.bench.report import doctor_table
 from moonpool.transfer_engine import TransportInfo
 
@@ -37,13 +38,12 @@ Patient = Callable[..., dict[str, Finding]]
 
 
 class Verbs:
-    """As much of libibverbs as the doctor uses."""
+    """As much of libibverbs as the doctor uses.
 
-    def __init__(self, *names: bytes) -> None:
-        self._names = names
-        self.ibv_get_device_list = self._Function(self._list)
-        self.ibv_get_device_name = self._Function(lambda device: names[device - 1])
-        self.ibv_free_device_list = self._Function(lambda devices: None)
+    Args:
+        ports: by device, the MTU of its port and the largest that is possible, as in ``enum ibv_mtu``; None: the device
+            cannot be opened.
+    """
 
     class _Function:
         restype: Any = None
@@ -55,9 +55,23 @@ class Verbs:
         def __call__(self, *arguments: Any) -> Any:
             return self._function(*arguments)
 
+    def __init__(self, **ports: tuple[int, int] | None) -> None:
+        self._ports = list(ports.items())
+        self.ibv_get_device_list = self._Function(self._list)
+        self.ibv_free_device_list = self._Function(lambda devices: None)
+        self.ibv_get_device_name = self._Function(lambda device: self._ports[device - 1][0].encode())
+        self.ibv_open_device = self._Function(lambda device: device if self._ports[device - 1][1] else None)
+        self.ibv_close_device = self._Function(lambda context: 0)
+        self.ibv_query_port = self._Function(self._query)
+
     def _list(self, count: Any) -> list[int]:
-        count._obj.value = len(self._names)
-        return [index + 1 for index in range(len(self._names))]
+        count._obj.value = len(self._ports)
+        return [index + 1 for index in range(len(self._ports))]
+
+    def _query(self, context: int, port: int, attributes: int) -> int:
+        active, largest = self._ports[context - 1][1] or (0, 0)
+        (ctypes.c_int * 3).from_address(attributes)[:] = [4, largest, active]
+        return 0
 
 
 class Cuda:
@@ -89,6 +103,7 @@ def patient(tmp_path: Path) -> Patient:
         limits: dict[str, int] | None = None,
         libraries: dict[str, Any] | None = None,
         transports: list[TransportInfo] = TRANSPORTS,
+        rails: list[Rail] | None = None,
         cores: int = 8,
     ) -> dict[str, Finding]:
         for name, text in (GOOD | (files or {})).items():
@@ -99,6 +114,7 @@ def patient(tmp_path: Path) -> Patient:
         host = Host(
             root=tmp_path,
             transports=lambda: transports,
+            rails=lambda: rails or [],
             limits={"nofile": 65536, "memlock": -1} | (limits or {}),
             load=there.get,
             cores=cores,
@@ -110,7 +126,7 @@ def patient(tmp_path: Path) -> Patient:
 
 def test_a_good_machine_needs_nothing(patient: Patient) -> None:
     findings = patient(libraries={"libibverbs.so.1": Verbs(), "libcuda.so.1": Cuda(b"NVIDIA H200")})
-    assert {name for name, finding in findings.items() if finding.status != "OK"} == {"RDMA"}
+    assert [name for name, finding in findings.items() if finding.status != "OK"] == []
     assert findings["GPU 0"].found == "NVIDIA H200"
     assert not [finding for finding in findings.values() if finding.status == "OK" and finding.fix]
 
@@ -164,24 +180,109 @@ def test_limits_of_the_process(patient: Patient) -> None:
     assert patient(limits={"nofile": -1})["open files"].found == "unlimited"
 
 
-PORT = "sys/class/infiniband/mlx5_0/ports/1/"
-RDMA = {f"{PORT}state": "4: ACTIVE", f"{PORT}rate": "400 Gb/sec (4X NDR)", f"{PORT}link_layer": "Ethernet"}
+PORT = "sys/class/infiniband/mlx5_0/ports/1"
+RDMA: dict[str, str | None] = {
+    "sys/class/infiniband/mlx5_0/fw_ver": "28.39.1002",
+    f"{PORT}/state": "4: ACTIVE",
+    f"{PORT}/phys_state": "5: LinkUp",
+    f"{PORT}/rate": "400 Gb/sec (4X NDR)",
+    f"{PORT}/link_layer": "Ethernet",
+    f"{PORT}/gids/0": "fe80:0000:0000:0000:ba3f:d2ff:fe00:0001",
+    f"{PORT}/gid_attrs/types/0": "IB/RoCE v1",
+    f"{PORT}/gid_attrs/ndevs/0": "eth2",
+    f"{PORT}/gids/3": "0000:0000:0000:0000:0000:ffff:0a00:0007",
+    f"{PORT}/gid_attrs/types/3": "RoCE v2",
+    f"{PORT}/gid_attrs/ndevs/3": "eth2",
+    f"{PORT}/gids/4": "fe80:0000:0000:0000:0000:0000:0000:0000",
+    f"{PORT}/gids/10": "0000:0000:0000:0000:0000:0000:0000:0000",
+    "proc/sys/kernel/osrelease": "6.8.0-45-generic",
+}
+CHOSEN = "index 3, 10.0.0.7 (RoCE v2, IPv4), the best of 2"
+RAIL = Rail("mlx5_0", 1, True, "10.0.0.7", 3, CHOSEN)
+VERBS = {"libibverbs.so.1": Verbs(mlx5_0=(5, 5))}
 
 
-def test_rdma_devices_and_their_ports(patient: Patient) -> None:
-    findings = patient(RDMA, libraries={"libibverbs.so.1": Verbs(b"mlx5_0")}, limits={"memlock": 8 << 20})
-    assert findings["RDMA mlx5_0"] == Finding("RDMA mlx5_0", "OK", "port 1 ACTIVE, 400 Gb/sec (4X NDR), Ethernet")
-    assert findings["locked memory"].status == "degraded"
-    assert "--ulimit memlock=-1" in findings["locked memory"].fix
-    down = patient(RDMA | {f"{PORT}state": "1: DOWN"}, libraries={"libibverbs.so.1": Verbs(b"mlx5_0")})
-    assert (down["RDMA mlx5_0"].status, "DOWN" in down["RDMA mlx5_0"].found) == ("degraded", True)
+def test_rdma_devices_and_their_ports(patient: Patient, tmp_path: Path) -> None:
+    bus = tmp_path / "sys/devices/pci0000:37/0000:3b:00.0"
+    bus.mkdir(parents=True)
+    (bus / "numa_node").write_text("1\n")
+    (tmp_path / "sys/class/infiniband/mlx5_0").mkdir(parents=True)
+    (tmp_path / "sys/class/infiniband/mlx5_0/device").symlink_to(bus)
+    findings = patient(RDMA, libraries=VERBS, rails=[RAIL])
+    assert findings["RDMA mlx5_0"] == Finding(
+        "RDMA mlx5_0", "OK", "PCI 0000:3b:00.0, NUMA node 1, firmware 28.39.1002"
+    )  # fmt: skip
+    port = findings["RDMA mlx5_0:1"]
+    assert (port.status, port.fix) == ("OK", "")
+    assert port.found.splitlines() == [
+        "ACTIVE, LinkUp, 400 Gb/sec (4X NDR), Ethernet, MTU 4096",
+        f"chosen: GID {CHOSEN}",
+        "  0  fe80::ba3f:d2ff:fe00:1  (IB/RoCE v1, eth2)",
+        "> 3  10.0.0.7  (RoCE v2, eth2)",
+    ]
+
+
+def test_a_virtual_device_is_on_no_bus(patient: Patient) -> None:
+    findings = patient(RDMA | {"sys/class/infiniband/mlx5_0/fw_ver": "0.0.0"}, libraries=VERBS, rails=[RAIL])
+    assert findings["RDMA mlx5_0"].found == "virtual: on no bus"
+
+
+def test_a_port_that_is_down(patient: Patient) -> None:
+    rail = Rail("mlx5_0", 1, False, "10.0.0.7", None, "the port is PORT_DOWN")
+    port = patient(RDMA | {f"{PORT}/state": "1: DOWN"}, libraries=VERBS, rails=[rail])["RDMA mlx5_0:1"]
+    assert (port.status, "ip link set up" in port.fix) == ("degraded", True)
+    assert "chosen" not in port.found
+    assert ">" not in port.found
+
+
+def test_a_port_without_an_address(patient: Patient) -> None:
+    rail = Rail("mlx5_0", 1, False, "::", None, "the port has no GID; give its network device an address")
+    port = patient(RDMA, libraries=VERBS, rails=[rail])["RDMA mlx5_0:1"]
+    assert (port.status, "an address" in port.fix) == ("degraded", True)
+    assert "not used: the port has no GID" in port.found
+
+
+def test_a_small_mtu_says_which_device_to_change(patient: Patient) -> None:
+    port = patient(RDMA, libraries={"libibverbs.so.1": Verbs(mlx5_0=(3, 5))}, rails=[RAIL])["RDMA mlx5_0:1"]
+    assert (port.status, "MTU 1024 of 4096" in port.found) == ("degraded", True)
+    assert "ip link set dev eth2 mtu 4200" in port.fix
 
 
 def test_rdma_that_cannot_be_used_says_why(patient: Patient) -> None:
-    assert "apt-get install" in patient()["RDMA"].fix
-    assert "the kernel has mlx5_0" in patient(RDMA)["RDMA"].found
-    hidden = patient(RDMA, libraries={"libibverbs.so.1": Verbs()})["RDMA"]
-    assert "--device=/dev/infiniband" in hidden.fix
+    transports = [*TRANSPORTS, TransportInfo("rdma", False, "why the engine cannot")]
+    without = patient(transports=transports)
+    assert "apt-get install libibverbs1" in without["transport rdma"].fix
+    assert without["transport rdma"].found == "why the engine cannot"
+    nothing = patient(transports=transports, libraries={"libibverbs.so.1": Verbs()})["transport rdma"]
+    assert (nothing.status, nothing.fix) == ("missing", "")
+    hidden = patient(RDMA, transports=transports, libraries={"libibverbs.so.1": Verbs(mlx5_0=None)})
+    assert "--device=/dev/infiniband" in hidden["transport rdma"].fix
+    assert "libibverbs does not open it" in hidden["RDMA mlx5_0"].found
+    assert "not used: the engine does not see it" in hidden["RDMA mlx5_0:1"].found
+
+
+def test_memory_that_may_be_locked(patient: Patient) -> None:
+    small = {"memlock": 8 << 20}
+    finding = patient(RDMA, limits=small, libraries=VERBS)["locked memory"]
+    assert (finding.status, "--ulimit memlock=-1" in finding.fix) == ("degraded", True)
+    assert "RDMA takes no more than that" in finding.found
+    trusted = patient(RDMA | {"proc/self/status": "CapEff:\t0000000000004000"}, limits=small, libraries=VERBS)
+    assert (trusted["locked memory"].status, "CAP_IPC_LOCK" in trusted["locked memory"].found) == ("OK", True)
+
+
+@pytest.mark.parametrize(
+    ("files", "status", "found"),
+    [
+        ({}, "OK", "no NVIDIA driver"),
+        ({"sys/module/nvidia/version": "570.1"}, "OK", "dma-buf: in kernel 6.8"),
+        ({"sys/module/nvidia/version": "570.1", "proc/sys/kernel/osrelease": "5.4.0-1"}, "degraded", "main memory"),
+        ({"sys/module/nvidia/version": "570.1", "proc/sys/kernel/osrelease": "5.4.0-1",
+          "sys/module/nvidia_peermem/version": "570.1"}, "OK", "nvidia_peermem: loaded"),
+    ],
+)  # fmt: skip
+def test_how_a_device_reaches_gpu_memory(patient: Patient, files: dict[str, str], status: str, found: str) -> None:
+    finding = patient(RDMA | files, libraries=VERBS, rails=[RAIL])["GPU memory over RDMA"]
+    assert (finding.status, found in finding.found) == (status, True)
 
 
 def test_gpus(patient: Patient) -> None:
@@ -240,7 +341,7 @@ def test_the_command_on_this_host() -> None:
     assert result.exit_code == ExitStatus.OK
     assert "transport tcp" in result.output
     document = json.loads(CliRunner().invoke(commands.cli, ["doctor", "--json", "-"]).output)
-    assert set(document) == {"schema", "environment", "healthy", "checks"}
+    assert set(document) == {"schema", "environment", "healthy", "checks", "rdma"}
     assert (document["schema"], document["healthy"]) == (1, True)
     for check in document["checks"]:
         assert list(check) == ["name", "status", "found", "fix", "needed"]

@@ -47,6 +47,9 @@ EXTRAS = {
     "complaints",
     "memory",
     "path",
+    "no_limit",
+    "rail_bytes",
+    "tuning",
 }
 ENVIRONMENT = {
     "time",
@@ -119,6 +122,7 @@ def test_the_json_form_is_the_documented_one(measured: Measured) -> None:
         assert row["verified"]
         assert row["complaints"] == []
         assert (row["memory"], row["path"]) == ("registered", row["transport"])
+        assert (row["no_limit"], row["rail_bytes"], set(row["tuning"].values())) == (None, None, {None})
         assert (row["rounds"], len(row["ratios"])) == (2, 2)
         assert row["ratio"] == pytest.approx(sum(row["ratios"]) / 2, rel=1e-4)
         assert row["ops_per_s"] * row["block_bytes"] == pytest.approx(row["gbytes_per_s"] * 1e9, rel=0.5)
@@ -194,6 +198,13 @@ def test_settings_of_the_engine_that_were_changed_are_shown(bench: Bench, tiny: 
     )  # fmt: skip
     assert done.returncode == 0
     assert "spin_us 7" in done.stdout
+
+
+def test_settings_of_the_engine_are_swept(measured: Measured) -> None:
+    rows = measured("--transport", "tcp", "--op", "read", "--slice", "auto,64KiB", "--spin-us", "0,50")["rows"]
+    found = {(row["tuning"]["slice_bytes"], row["tuning"]["spin_us"]) for row in rows}
+    assert found == {(None, 0), (None, 50), (65536, 0), (65536, 50)}
+    assert all(row["verified"] for row in rows)
 
 
 def test_a_failing_engine_is_status_3_and_says_why(bench: Bench, tiny: list[str]) -> None:

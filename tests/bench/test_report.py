@@ -77,6 +77,22 @@ def test_groups_are_named_once() -> None:
     assert [line.split()[:2] for line in lines] == [["tcp", "read"], ["64KiB", "1"], ["write", "64KiB"], ["64KiB", "1"]]
 
 
+def test_what_each_rail_carried_stands_below() -> None:
+    rows = [row(transport="rdma"), row(transport="rdma", op="write")]
+    rows[0].rail_bytes, rows[1].rail_bytes = (
+        {"mlx5_0:1": 900_000_000, "mlx5_1:1": 0},
+        {"mlx5_0:1": 0, "mlx5_1:1": 10**8},
+    )
+    assert "rails: mlx5_0:1 900 MB (90%) · mlx5_1:1 100 MB (10%)" in printed(rows, 120)
+
+
+def test_a_limit_that_is_missing_is_said_once() -> None:
+    rows = [row(transport="rdma"), row(transport="rdma", op="write")]
+    for one in rows:
+        one.limit, one.no_limit = None, "no perftest. Try: apt-get install perftest"
+    assert printed(rows, 120).count("no limit: no perftest. Try: apt-get install perftest") == 1
+
+
 def test_wrong_bytes_are_shouted() -> None:
     bad = row()
     bad.complaints = ["engine, round 1, target: 1 of 16 blocks are wrong; byte 7"]

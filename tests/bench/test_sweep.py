@@ -14,7 +14,7 @@ from moonpool.bench.errors import ExitStatus, UsageError
 from moonpool.bench.options import SECRET, SIZE, Choices, ListOf, count
 from moonpool.bench.runner import Options
 from moonpool.bench.sweep import FOOTPRINT_BYTES, QUICK_FOOTPRINT_BYTES, Sweep, quick
-from moonpool.bench.work import Work
+from moonpool.bench.work import Tuning, Work
 from moonpool.transfer_engine import probe
 
 
@@ -103,7 +103,7 @@ def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
 def test_no_arguments_are_the_quick_sweep_over_what_this_host_has(plan: Plan) -> None:
     assert plan.invoke().exit_code == 0
     there = {transport.name for transport in probe() if transport.available}
-    assert plan.works == quick([name for name in ("tcp", "shm", "local") if name in there])
+    assert plan.works == quick([name for name in ("tcp", "rdma", "shm", "local") if name in there])
     assert plan.options.budget is not None
     assert plan.options.budget < 45
 
@@ -120,6 +120,24 @@ def test_transfer_takes_every_option(plan: Plan) -> None:
     assert plan.works[0] == Work("tcp", "write", 4096, 1, "random", 1, None, 32 << 20, "allocated")
     assert plan.works[-1] == Work("tcp", "write", 1 << 20, 8, "random", 2, 2, 32 << 20, "allocated")
     assert plan.options == Options(7, 0.25, 0.1, "stream", "limit", copy_threads=3)
+
+
+def test_settings_of_the_engines_are_swept(plan: Plan) -> None:
+    options = """
+        --transport rdma,tcp --devices mlx5_0,mlx5_1:2@3 --target-devices mlx5_2 --queue-pairs 1,auto --slice 256KiB
+        --inline 0 --spin-us auto,50 --op read --batch 1 --lanes 2
+    """
+    result = plan.invoke("transfer", *options.split())
+    assert result.exit_code == 0, result.output
+    ends = ("mlx5_0,mlx5_1:2@3", "mlx5_2")
+    assert [(work.transport, work.lanes, work.tuning) for work in plan.works] == [
+        ("rdma", None, Tuning(*ends, 1, 256 << 10, 0, None)),
+        ("rdma", None, Tuning(*ends, 1, 256 << 10, 0, 50)),
+        ("rdma", None, Tuning(*ends, None, 256 << 10, 0, None)),
+        ("rdma", None, Tuning(*ends, None, 256 << 10, 0, 50)),
+        ("tcp", 2, Tuning(slice_bytes=256 << 10)),
+        ("tcp", 2, Tuning(slice_bytes=256 << 10, spin_us=50)),
+    ]
 
 
 def test_another_host_is_reached_over_the_network_only(plan: Plan) -> None:
@@ -140,6 +158,12 @@ def test_another_host_is_reached_over_the_network_only(plan: Plan) -> None:
         ("transfer --target there:1 --transport local", "stays on one host"),
         ("transfer --insecure", "belongs to --listen"),
         ("transfer --rounds 0", "1<=x<=1000"),
+        ("transfer --transport tcp --devices mlx5_0", "--devices belongs to --transport rdma"),
+        ("transfer --transport tcp --inline 64", "--inline belongs to --transport rdma"),
+        ("transfer --transport rdma --queue-pairs 17", "from 1 to 16"),
+        ("transfer --transport rdma --inline -1", "from 0 to 4096"),
+        ("transfer --transport rdma --spin-us often", "from 0 to 10000"),
+        ("transfer --slice 4KiB", "slice_bytes"),
         ("transfer --listen 127.0.0.1:0 --batch 1", "belongs to the side with --target"),
         ("transfer --listen 0.0.0.0:0", "can be reached from elsewhere"),
         ("transfer --limit none", "acked"),

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moonpool.bench.errors import ControlError
-from moonpool.bench.work import Layout, Work, mix
+from moonpool.bench.work import Layout, Tuning, Work, mix
 
 WORK = Work("tcp", "read", 4096, 4, "sequential", 1, None, 1 << 20)
 
@@ -58,6 +58,16 @@ def test_random_order_differs_between_the_sides_and_is_the_same_every_time() -> 
 
 def test_travels_as_json() -> None:
     assert Work.from_json(WORK.to_json()) == WORK
+    tuned = dataclasses.replace(WORK, tuning=Tuning(devices="mlx5_0", queue_pairs=4, spin_us=0))
+    assert Work.from_json(tuned.to_json()) == tuned
+
+
+def test_each_side_has_its_own_devices_and_the_settings_of_both() -> None:
+    tuning = Tuning("mlx5_0", "mlx5_1", 4, 1 << 20, 0, 50)
+    shared = {"rdma_queue_pairs": 4, "slice_bytes": 1 << 20, "rdma_inline_bytes": 0, "spin_us": 50}
+    assert tuning.settings(target=False) == {"rdma_devices": "mlx5_0", **shared}
+    assert tuning.settings(target=True) == {"rdma_devices": "mlx5_1", **shared}
+    assert Tuning().settings(target=True) == {}
 
 
 @pytest.mark.parametrize(
@@ -72,6 +82,10 @@ def test_travels_as_json() -> None:
         {"lanes": True},
         {"transport": 1},
         {"surprise": 1},
+        {"tuning": None},
+        {"tuning": {"devices": "mlx5_0"}},
+        {"tuning": {**dataclasses.asdict(Tuning()), "queue_pairs": "4"}},
+        {"tuning": {**dataclasses.asdict(Tuning()), "devices": 1}},
     ],
 )
 def test_refuses_a_work_it_cannot_do(change: dict[str, Any]) -> None:

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The RDMA rails that an engine finds on this host."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from moonpool.transfer_engine import TransferEngine
+from moonpool.transfer_engine.settings import EngineOptions
+
+__all__ = ["Rail", "find_rails"]
+
+
+@dataclass(frozen=True)
+class Rail:
+    """One port of a device, as the engine sees it.
+
+    Attributes:
+        device: its name.
+        port: its number; the first is 1.
+        up: whether it can be used.
+        gid: its address, as text.
+        gid_index: the place of that address in the table of the port, or None where there is none.
+        reason: why this address, or why the port cannot be used.
+    """
+
+    device: str
+    port: int
+    up: bool
+    gid: str
+    gid_index: int | None
+    reason: str
+
+    @classmethod
+    def of(cls, stats: dict[str, Any]) -> Rail:
+        """Read one of ``engine.stats()["rails"]``."""
+        device, _, port = stats["rail"].rpartition(":")
+        index = re.match(r"index (\d+),", stats["reason"])
+        return cls(
+            device, int(port), stats["up"], stats["gid"], None if index is None else int(index[1]), stats["reason"]
+        )
+
+
+def find_rails(devices: str | None = None) -> list[Rail]:
+    """Ask an engine that is opened for it.
+
+    Args:
+        devices: as in the setting ``rdma_devices``.
+
+    Raises:
+        MoonpoolError: this host has no RDMA, or not those devices.
+    """
+    options: EngineOptions = {"listen": None, "transports": "rdma,tcp"}
+    if devices is not None:
+        options["rdma_devices"] = devices
+    with TransferEngine("mooncake-bench", **options) as engine:
+        return [Rail.of(one) for one in engine.stats()["rails"]]
