@@ -88,6 +88,13 @@ Error parse_device_choices(const std::string &text, std::vector<DeviceChoice> *o
       return make_error(MP_CONFIG, "rdma_devices has \"" + whole + "\", which names no device",
                         "write NAME, NAME:PORT or NAME:PORT@GID_INDEX, with commas between, such as mlx5_0:1@3");
     }
+    const bool twice = std::any_of(out->begin(), out->end(), [&](const DeviceChoice &other) {
+      return other.name == choice.name && (other.port == choice.port || other.port == 0 || choice.port == 0);
+    });
+    if (twice) {
+      return make_error(MP_CONFIG, "rdma_devices names a port of \"" + choice.name + "\" twice",
+                        "name each port once, or the device without a port for all of them");
+    }
     out->push_back(std::move(choice));
   }
   return {};
@@ -183,14 +190,18 @@ Error RdmaHost::open(const RdmaConfig &config) {
   const Verbs *verbs = Verbs::load(&why_not);
   std::vector<DeviceChoice> choices;
   if (Error error = parse_device_choices(config.devices, &choices)) return error;
-  if (verbs == nullptr) return make_error(MP_TRANSPORT_UNAVAILABLE, "RDMA cannot be used here", why_not);
+  Error absent = make_error(MP_TRANSPORT_UNAVAILABLE, "RDMA cannot be used here", "see `mooncake-bench doctor`");
+  absent.cause = why_not;
+  if (verbs == nullptr) return absent;
   const DeviceList list(*verbs);
   std::vector<std::string> names;
   for (size_t i = 0; i < list.size(); ++i) names.push_back(list.name(i));
   for (const DeviceChoice &choice : choices) {
     if (std::find(names.begin(), names.end(), choice.name) != names.end()) continue;
+    absent.cause = list.why_empty();
+    if (names.empty()) return absent;
     return make_error(MP_CONFIG, "rdma_devices names \"" + choice.name + "\", which is not here",
-                      names.empty() ? list.why_empty() : "choose from " + join(names, ", "));
+                      "choose from " + join(names, ", "));
   }
   for (size_t i = 0; i < list.size(); ++i) {
     std::vector<DeviceChoice> wanted;

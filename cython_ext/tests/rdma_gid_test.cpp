@@ -219,6 +219,17 @@ TEST(RdmaDevices, WhatNamesNoDeviceIsRefusedWithTheForm) {
   }
 }
 
+TEST(RdmaDevices, APortIsNamedOnce) {
+  for (const char *text : {"mlx5_0,mlx5_0", "mlx5_0:1,mlx5_0:1@3", "mlx5_0,mlx5_1,mlx5_0:2", "mlx5_0:1,mlx5_0"}) {
+    std::vector<DeviceChoice> choices;
+    const Error error = parse_device_choices(text, &choices);
+    EXPECT_EQ(error.code, MP_CONFIG) << text;
+    EXPECT_NE(error.message.find("twice"), std::string::npos) << error.message;
+  }
+  std::vector<DeviceChoice> choices;
+  EXPECT_FALSE(parse_device_choices("mlx5_0:1,mlx5_0:2,mlx5_1", &choices));
+}
+
 TEST(RdmaDevices, TheErrorQuotesTheOneThatIsWrong) {
   std::vector<DeviceChoice> choices;
   const Error error = parse_device_choices("mlx5_0,mlx5_1:x,mlx5_2", &choices);
