@@ -245,7 +245,8 @@ class Runner:
         except BenchError as error:
             if error.code != NO_LIMIT or "engine" not in sides:
                 raise
-            result.no_limit = f"{error.message}. Try: {error.hint}"
+            # What the target says has its hint in it.
+            result.no_limit = f"{error.message}. Try: {error.hint}" if error.hint else error.message
             return
         result.limit_width = sides["limit"].width
         result.limit = self._limit_name(row.work)

@@ -180,9 +180,7 @@ class Perftest(Backend):
     def _usable(self, work: Work, devices: str | None) -> list[Rail]:
         tool = tool_of(work)
         if shutil.which(tool) is None:
-            raise BenchError(
-                f"{tool} of perftest is not installed here", code=NO_LIMIT, hint="apt-get install perftest"
-            )
+            raise BenchError(f"{tool} of perftest is not installed", code=NO_LIMIT, hint="apt-get install perftest")
         if devices not in self._rails:
             self._rails[devices] = find_rails(devices)
         if usable := [rail for rail in self._rails[devices] if rail.up]:

@@ -65,7 +65,8 @@ def test_it_agrees_with_ibv_devinfo(device: str, port: Callable[[str], dict[str,
 @pytest.mark.parametrize("device", DEVICES)
 def test_it_agrees_with_pyverbs_on_the_addresses(device: str, port: Callable[[str], dict[str, Any]]) -> None:
     with Context(name=device) as context:
-        table = [(entry.gid_index, str(entry.gid)) for entry in context.query_gid_table(16)]
+        indices = [entry.gid_index for entry in context.query_gid_table(16)]
+        table = [(index, str(context.query_gid(PORT, index))) for index in indices]
         mtu = 128 << context.query_port(PORT).active_mtu
     one = port(device)
     assert one["mtu"] == mtu
