@@ -278,8 +278,7 @@ Error Engine::release_region(Region &region) {
   region.wait_unserved();
   if (region.stop_sharing(now_ns() + int64_t{config.progress_timeout_ms} * kMillisecond)) return {};
   return make_error(
-      MP_REGION_BUSY,
-      region.label() + " is withdrawn, but a peer on this host was stopped in the middle of a copy",
+      MP_REGION_BUSY, region.label() + " is withdrawn, but a peer on this host was stopped in the middle of a copy",
       "continue or kill that process and release the region again: there is no memory to move its bytes to");
 }
 

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The protocol of RDMA lanes, written from docs/protocol.md, with queue pairs of pyverbs: a client and a server that
-share no line with the engine.
-"""
+"""The protocol of RDMA lanes with queue pairs of pyverbs: a client and a server that share no line with the engine."""
 
 from __future__ import annotations
 
@@ -13,6 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine_testing import wire
+from pyverbs.pyverbs_error import PyverbsError
+
 from rdma_lab.inside.peer import Address, Buffer, Endpoint
 
 if TYPE_CHECKING:
@@ -48,7 +48,9 @@ class Keys:
     rkeys: list[int]
 
 
-def send_frame(lane: socket.socket, kind: int, body: bytes = b"", *, status: int = OK, rail: int = 0, key: int = 0) -> None:
+def send_frame(
+    lane: socket.socket, kind: int, body: bytes = b"", *, status: int = OK, rail: int = 0, key: int = 0
+) -> None:
     lane.sendall(HEADER.pack(MAGIC, kind, status, len(body), rail, key) + body)
 
 
@@ -90,7 +92,9 @@ class StrangeClient:
         if answer.status != OK:
             return answer.status, None
         length, piece_bytes, start, count = FOUND_HEAD.unpack_from(answer.body)
-        return OK, Keys(length, piece_bytes, start, list(struct.unpack_from(f"<{count}I", answer.body, FOUND_HEAD.size)))
+        return OK, Keys(
+            length, piece_bytes, start, list(struct.unpack_from(f"<{count}I", answer.body, FOUND_HEAD.size))
+        )
 
     def close(self) -> None:
         self._client.close()
@@ -117,7 +121,7 @@ class StrangeServer:
         self._threads: list[threading.Thread] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self.errors: list[BaseException] = []
+        self.errors: list[Exception] = []
         self._start(self._accept)
 
     def _start(self, target: object, *arguments: object) -> None:
@@ -138,9 +142,7 @@ class StrangeServer:
         try:
             hello = wire.receive(sock, wire.HELLO.size)
             kind = wire.HELLO.unpack(hello)[2]
-            challenge = wire.CHALLENGE.pack(
-                wire.MAGIC, wire.VERSION, OK, 0, 0, self._incarnation, os.urandom(32), b""
-            )
+            challenge = wire.CHALLENGE.pack(wire.MAGIC, wire.VERSION, OK, 0, 0, self._incarnation, os.urandom(32), b"")
             sock.sendall(challenge)
             assert wire.receive(sock, 32) == wire.proof(b"", hello, challenge)
             mac = wire.proof(b"", hello, challenge, role=b"s")
@@ -150,9 +152,9 @@ class StrangeServer:
             else:
                 assert kind == wire.RDMA
                 self._serve_lane(sock)
-        except (ConnectionError, OSError):
+        except OSError:
             pass  # the engine left
-        except BaseException as error:
+        except (AssertionError, PyverbsError, struct.error) as error:
             self.errors.append(error)
 
     def _announce(self, sock: socket.socket) -> None:
@@ -165,9 +167,7 @@ class StrangeServer:
         name = b"rdma"
         message(wire.OFFER, struct.pack("<I", len(name)) + name + struct.pack("<I", len(blob)) + blob)
         region = b"kv"
-        message(
-            wire.REGIONS, struct.pack("<QQQII", 4711, self.buffer.length, 1, self._flags, len(region)) + region
-        )
+        message(wire.REGIONS, struct.pack("<QQQII", 4711, self.buffer.length, 1, self._flags, len(region)) + region)
         message(wire.SYNC, b"")
         while sock.recv(4096):
             pass

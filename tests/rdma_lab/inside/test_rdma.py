@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+
 from rdma_lab.inside.pair import MIB, WAIT, Pair
 
 

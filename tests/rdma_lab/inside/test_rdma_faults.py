@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rdma_lab.inside.links import Links, wait_until
-from rdma_lab.inside.pair import MIB, WAIT, Pair, devices
 
 from moonpool import MoonpoolError
 from moonpool.transfer_engine import RegionReleasedError, Transfer, TransferEngine
+from rdma_lab.inside.links import Links, wait_until
+from rdma_lab.inside.pair import MIB, WAIT, Pair
 
 # More than the emulated machine moves within the time that a test needs to act.
 LARGE = 64 * MIB
@@ -195,9 +195,7 @@ def test_64_peers_in_one_process() -> None:
         region = client.register(local)
         begin = time.monotonic()
         peers = [client.connect(str(server.address), timeout=WAIT) for server in servers]
-        transfers = [
-            client.read(peer, region, peer.regions["kv"], i * 4096, 0, 4096) for i, peer in enumerate(peers)
-        ]
+        transfers = [client.read(peer, region, peer.regions["kv"], i * 4096, 0, 4096) for i, peer in enumerate(peers)]
         for transfer in transfers:
             transfer.wait(WAIT)
         assert time.monotonic() - begin < 20.0

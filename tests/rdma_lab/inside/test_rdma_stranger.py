@@ -7,11 +7,11 @@ import time
 
 import numpy as np
 import pytest
+
+from moonpool.transfer_engine import TransferEngine
 from rdma_lab.inside.links import wait_until
 from rdma_lab.inside.pair import MIB, WAIT
 from rdma_lab.inside.stranger import OK, REGION_RELEASED, REGION_UNKNOWN, StrangeClient, StrangeServer
-
-from moonpool.transfer_engine import TransferEngine
 
 
 def random_bytes(count: int, seed: int) -> bytes:
