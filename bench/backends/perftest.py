@@ -8,6 +8,7 @@ the one that measures.
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 import shutil
 import socket
@@ -65,7 +66,7 @@ def window_of(work: Work, output: str) -> Window:
     Raises:
         BenchError: it is none.
     """
-    numbers = re.findall(r"^\s*(\d+(?:[ \t]+\d+(?:\.\d+)?){3,})[ \t]*$", output, re.MULTILINE)
+    numbers = re.findall(r"^\s*(\d+(?:[ \t]+(?:\d+(?:\.\d+)?|-?inf|-?nan)){3,})[ \t]*$", output, re.MULTILINE)
     if not numbers:
         raise _failed(tool_of(work), output)
     size, iterations, *figures = (float(number) for number in numbers[-1].split())
@@ -78,7 +79,7 @@ def window_of(work: Work, output: str) -> Window:
         # peak and average rate, messages
         latency = None
         seconds = payload / (figures[1] * _MIB) if figures[1] else 0.0
-    if seconds <= 0.0:
+    if not (math.isfinite(seconds) and seconds > 0.0):
         # It compares the clock of the processor with that of the system, and on a busy machine they may not agree.
         raise BenchError(f"{tool_of(work)} could not measure the frequency of the processor", code=AGAIN)
     return Window(seconds, int(iterations) // work.batch, payload, latency)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -79,6 +80,12 @@ def test_the_report_on_latency() -> None:
 def test_a_report_without_a_rate_is_asked_for_again() -> None:
     with pytest.raises(BenchError, match="frequency") as error:
         window_of(work(), BANDWIDTH.replace("71.25", "0.00").replace("68.50", "0.00"))
+    assert error.value.code == AGAIN
+
+
+def test_a_report_of_endless_times_is_asked_for_again() -> None:
+    with pytest.raises(BenchError, match="frequency") as error:
+        window_of(work(block=4096, batch=1), re.sub(r"\d+\.\d+", "inf", LATENCY))
     assert error.value.code == AGAIN
 
 
