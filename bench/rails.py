@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +21,7 @@ class Rail:
         port: its number; the first is 1.
         up: whether it can be used.
         gid: its address, as text.
-        gid_index: the place of that address in the table of the port, or None where there is none.
+        gid_index: the place of that address in the table of the port, or None while the port is not up.
         reason: why this address, or why the port cannot be used.
     """
 
@@ -37,10 +36,8 @@ class Rail:
     def of(cls, stats: dict[str, Any]) -> Rail:
         """Read one of ``engine.stats()["rails"]``."""
         device, _, port = stats["rail"].rpartition(":")
-        index = re.match(r"index (\d+),", stats["reason"])
-        return cls(
-            device, int(port), stats["up"], stats["gid"], None if index is None else int(index[1]), stats["reason"]
-        )
+        index = stats["gid_index"] if stats["up"] else None
+        return cls(device, int(port), stats["up"], stats["gid"], index, stats["reason"])
 
 
 def find_rails(devices: str | None = None) -> list[Rail]:

@@ -79,6 +79,8 @@ class Lane : public Handler, public std::enable_shared_from_this<Lane> {
   void opened_locked();
   void cut_locked(Error cause);
   void watch_progress_locked();
+  // Fails one descriptor for what the peer said of it.
+  void refuse(Transfer &transfer, uint32_t desc, mp_status code) const;
   void wake_waiter_locked();
   // Something moved or was finished, so a waiter that sleeps has to look.
   void progressed_locked();

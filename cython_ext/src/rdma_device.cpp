@@ -6,16 +6,14 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
-#include <cstdlib>
 #include <cstring>
-#include <fstream>
+
+#include "rdma_frames.hpp"
 
 namespace moonpool {
 
 namespace {
 
-// More than any host has; what an offer has room for.
-constexpr size_t kRailsMax = 16;
 constexpr size_t kGidsMax = 1024;
 
 class DeviceList {
@@ -49,13 +47,6 @@ class DeviceList {
 bool parse_number(const std::string &text, int low, int high, int *out) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *out);
   return error == std::errc{} && end == text.data() + text.size() && *out >= low && *out <= high;
-}
-
-std::string one_line(const std::string &path) {
-  std::string line;
-  std::ifstream file(path);
-  std::getline(file, line);
-  return line;
 }
 
 std::string join(const std::vector<std::string> &texts, const char *between) {
@@ -120,14 +111,6 @@ Error RdmaDevice::open(const Verbs &verbs, ibv_device *device, std::shared_ptr<R
   made->pd = verbs.alloc_pd(made->context);
   if (made->pd == nullptr) return failed("allocate a protection domain", errno);
   if (const int err = verbs.query_device(made->context, &made->attributes)) return failed("be asked", err);
-  // A virtual device has no device behind it, and both are unknown.
-  const std::string sys = std::string(device->ibdev_path) + "/device";
-  if (char *real = realpath(sys.c_str(), nullptr); real != nullptr) {
-    made->pci_path = real;
-    std::free(real);
-    const std::string node = one_line(sys + "/numa_node");
-    if (!parse_number(node, 0, 4095, &made->numa_node)) made->numa_node = -1;
-  }
   *out = std::move(made);
   return {};
 }
@@ -221,7 +204,7 @@ Error RdmaHost::open(const RdmaConfig &config) {
                           "rdma_devices names port " + std::to_string(choice.port) + " of \"" + choice.name + "\"",
                           "it has " + std::to_string(ports));
       }
-      for (int port = 1; port <= ports && rails_.size() < kRailsMax; ++port) {
+      for (int port = 1; port <= ports && rails_.size() < rdma::kRailsMax; ++port) {
         if (choice.port != 0 && choice.port != port) continue;
         auto rail = std::make_shared<Rail>(device, devices_.size(), static_cast<uint8_t>(port), choice.gid_index);
         rail->refresh();

@@ -48,8 +48,6 @@ class RdmaDevice {
   ibv_context *context = nullptr;
   ibv_pd *pd = nullptr;
   ibv_device_attr attributes{};
-  int numa_node = -1;    // -1: unknown
-  std::string pci_path;  // "" for a software device
 
  private:
   RdmaDevice(const Verbs &verbs, std::string name);

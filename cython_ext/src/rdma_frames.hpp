@@ -11,6 +11,7 @@
 
 namespace moonpool::rdma {
 
+// More than any host has; what an offer has room for.
 constexpr size_t kRailsMax = 16;
 // Registrations that one region may be split into.
 constexpr uint32_t kPiecesMax = 4096;

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rdma_lane.hpp"
 
-#include <sys/socket.h>
-
 #include <algorithm>
 #include <cerrno>
 
@@ -41,8 +39,6 @@ class RdmaLane::Channel : public Handler {
 
 RdmaLane::RdmaLane(RdmaLink &link, IoThread &io, std::shared_ptr<Rail> rail, uint32_t remote_rail)
     : Lane(link, io, wire::kRdma), rdma_link_(link), rail_(std::move(rail)), remote_rail_(remote_rail) {}
-
-RdmaLane::~RdmaLane() = default;
 
 // Adds which rail it was.
 Error RdmaLane::here(Error error) const {
@@ -94,11 +90,7 @@ void RdmaLane::send_locked(rdma::Type type, uint64_t key) {
 }
 
 void RdmaLane::flush_locked() {
-  while (!out_.empty()) {
-    const ssize_t n = ::send(fd(), out_.data(), out_.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (n < 0) break;  // a broken one is reported by receiving
-    out_.erase(0, static_cast<size_t>(n));
-  }
+  send_bytes(fd(), &out_);
   const uint32_t want = EPOLLIN | (out_.empty() ? 0u : uint32_t{EPOLLOUT});
   if (want == watched_) return;
   watched_ = want;
@@ -200,7 +192,7 @@ bool RdmaLane::poll_locked() {
       if (completions[i].status == IBV_WC_REM_ACCESS_ERR && !chains_.empty()) {
         const Frame &frame = frames_[chains_.front().frame - frames_.front().id];
         for (uint32_t d = frame.work.begin; d < frame.work.end; ++d) {
-          rdma_link_.forget_keys(frame.work.transfer->descs[d].key);
+          rdma_link_.region_gone(frame.work.transfer->descs[d].key);
         }
       }
       cut_locked(explain(completions[i]));
@@ -247,30 +239,20 @@ void RdmaLane::completed_locked() {
 void RdmaLane::finish_locked(Frame frame) {
   Transfer &transfer = *frame.work.transfer;
   load_.fetch_sub(frame.work.bytes, std::memory_order_relaxed);
-  auto &moved = transfer.op == MP_WRITE ? rail_->written_bytes : rail_->read_bytes;
-  uint32_t at = frame.work.begin;
-  const auto done_until = [&](uint32_t end) {
-    if (at < end) transfer.descs_done(at, end, nullptr);
-    at = end + 1;
-  };
   uint64_t bytes = frame.work.bytes;
-  for (const wire::FailedDesc &one : frame.failed) {
-    const uint32_t index = frame.work.begin + one.desc;
-    bytes -= transfer.descs[index].length;
-    done_until(index);
-    const auto code = static_cast<mp_status>(one.status);
-    if (transfer.stopping()) {
-      transfer.descs_failed(index, index + 1, transfer.stop_cause());
-    } else if (code == MP_TRANSPORT_UNAVAILABLE) {
-      rdma_link_.elsewhere({frame.work.transfer, index, index + 1, transfer.descs[index].length, frame.work.attempts});
-    } else {
-      Error error = make_error(code, std::string("the peer refused a descriptor: ") + status_text(code));
-      const std::shared_ptr<Peer> peer = link_.peer();
-      transfer.descs_failed(index, index + 1, peer == nullptr ? error : peer->describe(std::move(error), "rdma"));
-    }
-  }
+  for (const wire::FailedDesc &one : frame.failed) bytes -= transfer.descs[frame.work.begin + one.desc].length;
+  // Before whoever waits is woken, and looks.
+  auto &moved = transfer.op == MP_WRITE ? rail_->written_bytes : rail_->read_bytes;
   moved.fetch_add(bytes, std::memory_order_relaxed);
-  done_until(frame.work.end);
+  report_work(frame.work, frame.failed, nullptr, [&](uint32_t desc, uint32_t status) {
+    if (transfer.stopping()) {
+      transfer.descs_failed(desc, desc + 1, transfer.stop_cause());
+    } else if (status == MP_TRANSPORT_UNAVAILABLE) {
+      rdma_link_.elsewhere({frame.work.transfer, desc, desc + 1, transfer.descs[desc].length, frame.work.attempts});
+    } else {
+      refuse(transfer, desc, static_cast<mp_status>(status));
+    }
+  });
 }
 
 // ---------------------------------------------------------------- posting

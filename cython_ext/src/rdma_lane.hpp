@@ -20,7 +20,6 @@ class RdmaLink;
 class RdmaLane final : public Lane {
  public:
   RdmaLane(RdmaLink &link, IoThread &io, std::shared_ptr<Rail> rail, uint32_t remote_rail);
-  ~RdmaLane() override;
 
   const Rail &rail() const { return *rail_; }
   // The port went up or down.

@@ -33,7 +33,6 @@ class RdmaLink final : public LaneLink {
   // nullptr: not known yet.
   std::shared_ptr<const rdma::Found> remote_keys(uint32_t rail, uint64_t key) const;
   void remember(uint32_t rail, uint64_t key, rdma::Found found);
-  void forget_keys(uint64_t key) { region_gone(key); }
   // Descriptors that only another path can move.
   void elsewhere(Work work);
 

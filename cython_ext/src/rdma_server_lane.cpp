@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rdma_server_lane.hpp"
 
-#include <sys/socket.h>
-
 #include "engine.hpp"
 #include "rdma_memory.hpp"
 #include "stream.hpp"
@@ -106,7 +104,7 @@ bool RdmaServerLane::take_locked(const rdma::Frame &frame) {
   } else {
     answer.queue_pair = queue_->info();
   }
-  respond_locked(std::move(answer));
+  rdma::encode(answer, &out_);
   return true;
 }
 
@@ -125,17 +123,11 @@ void RdmaServerLane::find_locked(uint64_t key) {
     answer.found.piece_bytes = memory->piece_bytes();
     answer.found.start = memory->start();
   }
-  respond_locked(std::move(answer));
+  rdma::encode(answer, &out_);
 }
 
-void RdmaServerLane::respond_locked(rdma::Frame frame) { rdma::encode(frame, &out_); }
-
 void RdmaServerLane::flush_locked() {
-  while (!out_.empty()) {
-    const ssize_t n = ::send(fd(), out_.data(), out_.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (n < 0) break;  // a broken one is reported by receiving
-    out_.erase(0, static_cast<size_t>(n));
-  }
+  send_bytes(fd(), &out_);
   const uint32_t want = (out_.size() < kSendBytes ? uint32_t{EPOLLIN} : 0u) | (out_.empty() ? 0u : uint32_t{EPOLLOUT});
   if (want == watched_) return;
   watched_ = want;

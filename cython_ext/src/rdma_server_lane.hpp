@@ -31,7 +31,6 @@ class RdmaServerLane final : public Handler, public ServerLane, public std::enab
   bool receive_locked();
   bool take_locked(const rdma::Frame &frame);
   void find_locked(uint64_t key);
-  void respond_locked(rdma::Frame frame);
   void flush_locked();
   void close_locked();
 

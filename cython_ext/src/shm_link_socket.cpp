@@ -8,6 +8,7 @@
 
 #include "engine.hpp"
 #include "shm_link.hpp"
+#include "stream.hpp"
 
 namespace moonpool {
 
@@ -219,11 +220,7 @@ void ShmLink::pump_locked(Todo *todo) {
 }
 
 void ShmLink::flush_locked() {
-  while (!out_.empty()) {
-    const ssize_t n = send(fd(), out_.data(), out_.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (n < 0) break;  // a broken one is reported by receiving
-    out_.erase(0, static_cast<size_t>(n));
-  }
+  send_bytes(fd(), &out_);
   watch_locked();
 }
 

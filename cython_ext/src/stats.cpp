@@ -107,6 +107,7 @@ std::string rails_json(const Engine &engine) {
                   .field("rail", rail->label())
                   .raw("up", state.up ? "true" : "false")
                   .field("gid", gid_text(state.gid))
+                  .raw("gid_index", gid_is_null(state.gid) ? "null" : std::to_string(state.gid_index))
                   .field("reason", state.reason)
                   .field("queue_pairs", gauge(rail->queue_pairs))
                   .field("read_bytes", rail->read_bytes)

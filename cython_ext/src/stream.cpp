@@ -25,6 +25,14 @@ Step classify(ssize_t n) {
 
 Step receive_bytes(int fd, void *out, size_t n) { return classify(recv(fd, out, n, MSG_DONTWAIT)); }
 
+void send_bytes(int fd, std::string *bytes) {
+  while (!bytes->empty()) {
+    const ssize_t n = send(fd, bytes->data(), bytes->size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (n < 0) return;
+    bytes->erase(0, static_cast<size_t>(n));
+  }
+}
+
 void PayloadReader::begin(bool digest) {
   digest_ = digest;
   iov_.clear();

@@ -6,6 +6,7 @@
 #include <sys/uio.h>
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace moonpool {
@@ -17,6 +18,8 @@ struct Step {
 };
 
 Step receive_bytes(int fd, void *out, size_t n);
+// Takes off `bytes` what the socket takes now. A broken socket takes nothing; receiving reports it.
+void send_bytes(int fd, std::string *bytes);
 
 class PayloadReader {
  public:

@@ -257,24 +257,10 @@ void TcpLane::finish_frame_locked() {
     std::sort(failed.begin(), failed.end(), [](const auto &a, const auto &b) { return a.desc < b.desc; });
   }
   const uint64_t *digests = read_digests ? reader_.digests().data() : frame.digests.data();
-  const std::shared_ptr<Peer> peer = link_.peer();
-  uint32_t at = 0;
-  const uint32_t count = frame.work.end - frame.work.begin;
-  const auto done_until = [&](uint32_t end) {
-    if (at == end) return;
-    transfer.descs_done(frame.work.begin + at, frame.work.begin + end, transfer.digest ? digests + at : nullptr);
-  };
-  for (const wire::FailedDesc &one : failed) {
-    done_until(one.desc);
-    const auto code =
-        one.status > MP_PENDING && one.status <= MP_INTERNAL ? static_cast<mp_status>(one.status) : MP_PROTOCOL;
-    Error error = make_error(code, std::string("the peer refused a descriptor: ") + status_text(code));
-    if (code == MP_DIGEST) error.message = "bytes arrived that are not the bytes sent";
-    if (peer != nullptr) error = peer->describe(std::move(error), "tcp");
-    transfer.descs_failed(frame.work.begin + one.desc, frame.work.begin + one.desc + 1, error);
-    at = one.desc + 1;
-  }
-  done_until(count);
+  report_work(frame.work, failed, transfer.digest ? digests : nullptr, [&](uint32_t desc, uint32_t status) {
+    const bool known = status > MP_PENDING && status <= MP_INTERNAL;
+    refuse(transfer, desc, known ? static_cast<mp_status>(status) : MP_PROTOCOL);
+  });
 }
 
 // ---------------------------------------------------------------- ending

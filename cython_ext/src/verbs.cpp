@@ -33,7 +33,6 @@ struct Loaded {
     find(&verbs.close_device, "ibv_close_device");
     find(&verbs.query_device, "ibv_query_device");
     find(&verbs.query_port, "ibv_query_port");
-    find(&verbs.query_pkey, "ibv_query_pkey");
     find(&verbs.query_gid_table, "_ibv_query_gid_table");
     find(&verbs.alloc_pd, "ibv_alloc_pd");
     find(&verbs.dealloc_pd, "ibv_dealloc_pd");
@@ -51,7 +50,6 @@ struct Loaded {
     find(&verbs.get_async_event, "ibv_get_async_event");
     find(&verbs.ack_async_event, "ibv_ack_async_event");
     find(&verbs.wc_status_str, "ibv_wc_status_str");
-    find(&verbs.event_type_str, "ibv_event_type_str");
     find(&verbs.port_state_str, "ibv_port_state_str");
   }
 };

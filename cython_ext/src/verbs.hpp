@@ -22,7 +22,6 @@ struct Verbs {
   int (*close_device)(ibv_context *);
   int (*query_device)(ibv_context *, ibv_device_attr *);
   int (*query_port)(ibv_context *, uint8_t, ibv_port_attr *);
-  int (*query_pkey)(ibv_context *, uint8_t, int, uint16_t *);
   ssize_t (*query_gid_table)(ibv_context *, ibv_gid_entry *, size_t, uint32_t, size_t);
   ibv_pd *(*alloc_pd)(ibv_context *);
   int (*dealloc_pd)(ibv_pd *);
@@ -40,7 +39,6 @@ struct Verbs {
   int (*get_async_event)(ibv_context *, ibv_async_event *);
   void (*ack_async_event)(ibv_async_event *);
   const char *(*wc_status_str)(ibv_wc_status);
-  const char *(*event_type_str)(ibv_event_type);
   const char *(*port_state_str)(ibv_port_state);
 
   // nullptr with the reason when it cannot be used here. The library stays open to the end of the process.

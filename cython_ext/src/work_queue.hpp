@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "transfer.hpp"
+#include "wire.hpp"
 
 namespace moonpool {
 
@@ -22,6 +23,23 @@ struct Work {
 
 // Reports every descriptor as failed, with why its transfer was stopped if it was.
 void fail_work(const std::vector<Work> &work, const Error &cause);
+
+// Reports a slice of which some descriptors failed, given in order: `refuse(descriptor, status)` reports those.
+// `digests`: one for each descriptor of the slice, or nullptr.
+template <class Refuse>
+void report_work(const Work &work, const std::vector<wire::FailedDesc> &failed, const uint64_t *digests,
+                 Refuse refuse) {
+  uint32_t at = work.begin;
+  const auto done_until = [&](uint32_t end) {
+    if (at < end) work.transfer->descs_done(at, end, digests == nullptr ? nullptr : digests + (at - work.begin));
+    at = end + 1;
+  };
+  for (const wire::FailedDesc &one : failed) {
+    done_until(work.begin + one.desc);
+    refuse(work.begin + one.desc, one.status);
+  }
+  done_until(work.end);
+}
 
 class WorkQueue {
  public:
