@@ -189,6 +189,8 @@ def in_a_child(work: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_child_of_a_client_has_nothing_of_the_peer(open_engine: OpenEngine) -> None:
+    # Memory that this process owns stays with its children.
+    own = shared_mappings()
     client = open_engine(transports="shm", listen=None)
     with Target({"kv": NBYTES}, transports="shm") as target:
         peer = client.connect(target.address)
@@ -196,7 +198,7 @@ def test_a_forked_child_of_a_client_has_nothing_of_the_peer(open_engine: OpenEng
         client.read(peer, local, peer.regions["kv"]).wait()
 
         def child() -> None:
-            assert shared_mappings() == 0
+            assert shared_mappings() <= own
             assert unix_sockets() == 0
 
         in_a_child(child)

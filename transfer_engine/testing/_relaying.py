@@ -127,10 +127,18 @@ class Relayed:
             await self._carry(server, target)
         finally:
             self.connected.set()
-            for sock in (self._client, server):
-                if not self._in_order:
-                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                sock.close()
+            self._end(server)
+            self.close()
+
+    def close(self) -> None:
+        """Close the client's socket, if `run` has not: a task that is cancelled before its first step does nothing."""
+        if self._client.fileno() >= 0:
+            self._end(self._client)
+
+    def _end(self, sock: socket.socket) -> None:
+        if not self._in_order:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock.close()
 
     async def _carry(self, server: socket.socket, target: Target) -> None:
         for sock in (self._client, server):

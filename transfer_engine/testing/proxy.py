@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import socket
 import threading
@@ -250,13 +251,19 @@ class FaultProxy:
     async def _run(self, started: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()
         accepted: asyncio.Queue[socket.socket] = asyncio.Queue()
-        workers = [asyncio.create_task(self._accept(accepted)), asyncio.create_task(self._connect(accepted))]
+        # Not `sock_accept`: what it has accepted is lost when it is cancelled.
+        self._loop.add_reader(self._listener, self._accept, accepted)
+        connecting = asyncio.create_task(self._connect(accepted))
         started.set()
         await self._closing.wait()
-        tasks = [*workers, *self._relayed.values()]
+        self._loop.remove_reader(self._listener)
+        relayed = list(self._relayed)
+        tasks = [connecting, *self._relayed.values()]
         for task in tasks:
             task.cancel()
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        for begun in relayed:
+            begun.close()
         while not accepted.empty():
             accepted.get_nowait().close()
         self._listener.close()
@@ -264,11 +271,10 @@ class FaultProxy:
             if isinstance(outcome, Exception):
                 raise outcome
 
-    async def _accept(self, accepted: asyncio.Queue[socket.socket]) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            client, _ = await loop.sock_accept(self._listener)
-            accepted.put_nowait(client)
+    def _accept(self, accepted: asyncio.Queue[socket.socket]) -> None:
+        # Another one may have been faster than the news, and a client that went away again is an error.
+        with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
+            accepted.put_nowait(self._listener.accept()[0])
 
     async def _connect(self, accepted: asyncio.Queue[socket.socket]) -> None:
         while True:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from moonpool import MoonpoolError
-from moonpool.transfer_engine import RegionReleasedError, Transfer, TransferEngine
+from moonpool.transfer_engine import RegionReleasedError, Transfer, TransferEngine, TransportUnavailableError
 from rdma_lab.inside.links import Links, wait_until
 from rdma_lab.inside.pair import MIB, WAIT, Pair
 
@@ -95,6 +95,14 @@ def test_without_a_rail_what_requires_rdma_fails(make_pair: Callable[..., Pair],
         transfer.wait(WAIT)
     assert time.monotonic() - before < 20.0
     assert "rdma" in str(caught.value)
+
+
+def test_a_port_that_is_down_is_named_at_once(make_pair: Callable[..., Pair], links: Links) -> None:
+    links.down("a0")
+    before = time.monotonic()
+    with pytest.raises(TransportUnavailableError, match="rxea0:1: the port is down"):
+        make_pair("a")
+    assert time.monotonic() - before < 10.0
 
 
 def test_a_rail_that_comes_back_is_used_again(make_pair: Callable[..., Pair], links: Links) -> None:
