@@ -38,6 +38,7 @@ class Engine:
         notifications_max: int,
         rdma_devices: str | None,
         rdma_queue_pairs: int,
+        rdma_queue_pairs_max: int,
         rdma_queue_depth: int,
         rdma_inline_bytes: int,
         rdma_service_level: int,
@@ -50,6 +51,7 @@ class Engine:
     @property
     def incarnation(self) -> str: ...
     def close(self) -> None: ...
+    def fence(self, incarnation: bytes) -> int: ...
     def stats_json(self) -> str: ...
     def allocate(
         self,

@@ -105,8 +105,8 @@ cdef class Engine:
                  uint32_t lanes, uint32_t io_threads, uint64_t slice_bytes, uint32_t spin_us,
                  uint32_t connect_timeout_ms, uint32_t progress_timeout_ms, uint32_t deadline_ms,
                  uint32_t regions_max, uint32_t peers_max, uint32_t notifications_max,
-                 rdma_devices, uint32_t rdma_queue_pairs, uint32_t rdma_queue_depth, uint32_t rdma_inline_bytes,
-                 uint32_t rdma_service_level, uint32_t rdma_traffic_class, uint32_t rdma_pkey_index,
+                 rdma_devices, uint32_t rdma_queue_pairs, uint32_t rdma_queue_pairs_max, uint32_t rdma_queue_depth,
+                 uint32_t rdma_inline_bytes, uint32_t rdma_service_level, uint32_t rdma_traffic_class, uint32_t rdma_pkey_index,
                  uint64_t rdma_registration_bytes_max):
         cdef mp_config config
         cdef uint8_t incarnation[16]
@@ -139,6 +139,7 @@ cdef class Engine:
         config.notifications_max = notifications_max
         config.rdma_devices = pointer(devices_text)
         config.rdma_queue_pairs = rdma_queue_pairs
+        config.rdma_queue_pairs_max = rdma_queue_pairs_max
         config.rdma_queue_depth = rdma_queue_depth
         config.rdma_inline_bytes = rdma_inline_bytes
         config.rdma_service_level = rdma_service_level
@@ -174,6 +175,17 @@ cdef class Engine:
         with nogil:
             status = mp_engine_close(self.handle, &error)
         check(status, &error)
+
+    def fence(self, bytes incarnation):
+        """`incarnation` has 16 bytes."""
+        cdef mp_error error
+        cdef mp_status status
+        cdef uint32_t sessions = 0
+        cdef const uint8_t *raw = incarnation
+        with nogil:
+            status = mp_engine_fence(self.handle, raw, &sessions, &error)
+        check(status, &error)
+        return sessions
 
     def stats_json(self):
         same_process(self)

@@ -89,6 +89,7 @@ cdef extern from "moonpool/engine.h" nogil:
         uint32_t notifications_max
         const char *rdma_devices
         uint32_t rdma_queue_pairs
+        uint32_t rdma_queue_pairs_max
         uint32_t rdma_queue_depth
         uint32_t rdma_inline_bytes
         uint32_t rdma_service_level
@@ -99,6 +100,7 @@ cdef extern from "moonpool/engine.h" nogil:
     void mp_config_init(mp_config *config)
     mp_status mp_engine_open(const mp_config *config, mp_engine **engine, mp_error *error)
     mp_status mp_engine_close(mp_engine *engine, mp_error *error)
+    mp_status mp_engine_fence(mp_engine *engine, const uint8_t *incarnation, uint32_t *sessions, mp_error *error)
     void mp_engine_free(mp_engine *engine)
     const char *mp_engine_address(const mp_engine *engine)
     void mp_engine_incarnation(const mp_engine *engine, uint8_t incarnation[16])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import operator
+import re
 import sys
 import weakref
 from collections.abc import Iterable
@@ -420,6 +421,33 @@ class TransferEngine:
                 break
             taken.append(Notification(*notification))
         return taken
+
+    def fence(self, incarnation: str) -> int:
+        """Cut off a peer that connected to this engine: its lanes, its queue pairs, the memory that it has mapped.
+
+        When it returns, nothing that the peer had begun reads or writes memory of this engine any more. Whoever gives
+        space to somebody else after a deadline of its own, fences the one who had it first. The peer may connect again;
+        its engine does so by itself with the next transfer.
+
+        Args:
+            incarnation: of the peer's engine, 32 hexadecimal digits, as `TransferEngine.incarnation` has it there and
+                `Notification.incarnation` here.
+
+        Returns:
+            How many connections it had; 0 when it had none.
+
+        Raises:
+            InvalidArgumentError: `incarnation` is not 32 hexadecimal digits.
+            RegionBusyError: it is cut off, but its process on this host was stopped in the middle of a copy.
+            ClosedError: the engine was closed.
+        """
+        if not isinstance(incarnation, str):
+            raise ArgumentTypeError(f"incarnation is a {type(incarnation).__name__}", hint="a str")
+        if re.fullmatch("[0-9a-fA-F]{32}", incarnation) is None:
+            raise InvalidArgumentError(
+                f"{incarnation!r} is no incarnation", hint="32 hexadecimal digits, such as Notification.incarnation"
+            )
+        return self._native.fence(bytes.fromhex(incarnation))
 
     # ---------------------------------------------------------------- state
 

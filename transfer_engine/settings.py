@@ -42,6 +42,7 @@ class EngineOptions(TypedDict, total=False):
     notifications_max: int | None
     rdma_devices: str | None
     rdma_queue_pairs: int
+    rdma_queue_pairs_max: int
     rdma_queue_depth: int
     rdma_inline_bytes: int | str
     rdma_service_level: int
@@ -126,6 +127,13 @@ class EngineSettings:
         "mlx5_0:1@3,mlx5_1. None uses every port that is active, and chooses its GID.",
     )
     rdma_queue_pairs: int = setting(2, "Queue pairs for each peer and rail.", minimum=1, maximum=16)
+    rdma_queue_pairs_max: int = setting(
+        1024,
+        "Queue pairs of one engine for its own transfers. When more are wanted, those that have been idle for longest "
+        "are given up, and made again when there is work for them.",
+        minimum=1,
+        maximum=65536,
+    )
     rdma_queue_depth: int = setting(
         256, "Work requests that a queue pair holds, as far as the device has room for them.", minimum=16, maximum=16384
     )
@@ -237,6 +245,7 @@ class EngineSettings:
             "notifications_max": self.notifications_max,
             "rdma_devices": self.rdma_devices,
             "rdma_queue_pairs": self.rdma_queue_pairs,
+            "rdma_queue_pairs_max": self.rdma_queue_pairs_max,
             "rdma_queue_depth": self.rdma_queue_depth,
             "rdma_inline_bytes": self.rdma_inline_bytes,
             "rdma_service_level": self.rdma_service_level,

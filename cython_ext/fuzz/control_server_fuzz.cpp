@@ -17,11 +17,10 @@ Seeds fuzz::seeds() {
   const auto message = [](wire::Message type, std::string_view body) {
     return ScriptWriter().step(S::kMessage, kFirst, static_cast<uint8_t>(type), body).text();
   };
-  const auto notify = [&](uint64_t id, std::string_view payload) {
+  const auto notify = [&](uint64_t id, std::string_view payload, std::vector<wire::Mark> marks = {}) {
     std::string body;
     wire::Writer writer(&body);
-    writer.put(id);
-    writer.put_bytes(payload);
+    wire::encode_notify(writer, {id, std::move(marks), payload});
     return message(wire::kNotify, body);
   };
   std::string lane;
@@ -39,6 +38,7 @@ Seeds fuzz::seeds() {
   all.add("notify", notify(1, "payload") + notices);
   all.add("notify-nothing", notify(2, ""));
   all.add("notify-beyond-the-queue", notify(1, "a") + notify(2, "b") + notify(3, "c") + notify(4, "d") + notices);
+  all.add("notify-after-marks", open_lane + notify(1, "a", {{7, 1, 0}, {8, UINT32_MAX, 0}}) + notices);
   all.add("notify-torn", message(wire::kNotify, "1234567"));
   all.add("fence-of-nothing", fence + fence);
   all.add("fence-of-a-lane", open_lane + fence + open_lane);

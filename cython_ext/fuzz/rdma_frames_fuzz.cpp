@@ -17,7 +17,7 @@ namespace {
 
 void check(const rdma::Frame &frame) {
   const rdma::Header &header = frame.header;
-  FUZZ_CHECK(header.type >= rdma::kConnect && header.type <= rdma::kFound && header.status <= MP_INTERNAL);
+  FUZZ_CHECK(header.type >= rdma::kConnect && header.type <= rdma::kRail && header.status <= MP_INTERNAL);
   FUZZ_CHECK(frame.message.size() <= 512);
   if (header.type != rdma::kFound || header.status != MP_OK) {
     FUZZ_CHECK(frame.found.keys.empty());
@@ -64,6 +64,18 @@ void check_pairs(const std::vector<rdma::RailOffer> &local, const std::vector<rd
   }
 }
 
+void check_choices(const std::vector<rdma::RailOffer> &local, const std::vector<rdma::RailOffer> &remote) {
+  for (const rdma::RailChoices &one : rdma::choose_rails(local, remote)) {
+    FUZZ_CHECK(one.local < local.size() && !one.remotes.empty());
+    std::vector<bool> chosen(remote.size(), false);
+    for (const uint32_t j : one.remotes) {
+      FUZZ_CHECK(j < remote.size() && !chosen[j]);
+      chosen[j] = true;
+      FUZZ_CHECK((local[one.local].ethernet != 0) == (remote[j].ethernet != 0));
+    }
+  }
+}
+
 // Two offers: so many bytes are the first one.
 void check_offers(std::string_view in, size_t cut) {
   std::vector<rdma::RailOffer> offers[2];
@@ -74,6 +86,7 @@ void check_offers(std::string_view in, size_t cut) {
     FUZZ_CHECK(rdma::encode_offer(offers[i]) == blobs[i]);
   }
   check_pairs(offers[0], offers[1]);
+  check_choices(offers[0], offers[1]);
 }
 
 void check_devices(const std::string &text) {

@@ -24,6 +24,16 @@ void check_regions(std::string_view body) {
   FUZZ_CHECK(again == body);
 }
 
+void check_notify(std::string_view body) {
+  wire::Notify notify;
+  if (!wire::decode_notify(body, &notify)) return;
+  FUZZ_CHECK(notify.marks.size() <= wire::kNotifyMarksMax && notify.payload.size() <= wire::kNotifyBytesMax);
+  std::string again;
+  wire::Writer writer(&again);
+  wire::encode_notify(writer, notify);
+  FUZZ_CHECK(again == body);
+}
+
 void check_offers(std::string_view body) {
   std::vector<wire::Offer> offers;
   if (!wire::decode_offer(body, &offers)) return;
@@ -71,6 +81,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   switch (which % 3) {
     case 0:
       check_regions(body);
+      check_notify(body);
       break;
     case 1:
       check_offers(body);

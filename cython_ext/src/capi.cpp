@@ -70,6 +70,19 @@ mp_status mp_engine_close(mp_engine *engine, mp_error *error) {
   });
 }
 
+mp_status mp_engine_fence(mp_engine *engine, const uint8_t incarnation[16], uint32_t *sessions, mp_error *error) {
+  return guarded(error, [&]() -> Error {
+    if (engine == nullptr || incarnation == nullptr) return null_argument("engine or incarnation");
+    if (engine->engine->closed()) return make_error(MP_CLOSED, "the engine is closed");
+    Id128 id;
+    std::memcpy(id.data(), incarnation, id.size());
+    uint32_t ended = 0;
+    Error failed = engine->engine->fence(id, &ended);
+    if (sessions != nullptr) *sessions = ended;
+    return failed;
+  });
+}
+
 void mp_engine_free(mp_engine *engine) {
   // A child has none of the threads that the destructors would join, so it leaves the parent's objects alone.
   if (engine == nullptr || engine->engine->forked()) return;

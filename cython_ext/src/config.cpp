@@ -95,6 +95,7 @@ Error resolve_rdma(const mp_config &raw, const std::vector<std::unique_ptr<Trans
   rdma.pkey_index = raw.rdma_pkey_index;
   Error error;
   if ((error = bounded("rdma_queue_pairs", raw.rdma_queue_pairs, 2u, 1u, 16u, &rdma.queue_pairs)) ||
+      (error = bounded("rdma_queue_pairs_max", raw.rdma_queue_pairs_max, 1024u, 1u, 65536u, &rdma.queue_pairs_max)) ||
       (error = bounded("rdma_queue_depth", raw.rdma_queue_depth, 256u, 16u, 16384u, &rdma.queue_depth)) ||
       (error = bounded<uint64_t>("rdma_registration_bytes_max", raw.rdma_registration_bytes_max, uint64_t{1} << 40,
                                  2u << 20, uint64_t{1} << 40, &rdma.registration_bytes_max))) {

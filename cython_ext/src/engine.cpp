@@ -224,7 +224,7 @@ Admission Engine::admit_lane(const wire::Hello &hello, IoThread &io) {
               if (kind == wire::kShm) {
                 lane = std::make_shared<ShmServerLane>(*this, io, std::move(fd));
               } else if (kind == wire::kRdma) {
-                lane = std::make_shared<RdmaServerLane>(*this, io, std::move(fd));
+                lane = std::make_shared<RdmaServerLane>(*this, io, std::move(fd), session);
               } else {
                 lane = std::make_shared<TcpServerLane>(*this, io, std::move(fd));
               }
@@ -245,6 +245,26 @@ void Engine::drop_session(const std::shared_ptr<Session> &session) {
     std::erase(sessions_, session);
   }
   session->close();
+}
+
+Error Engine::fence(const Id128 &incarnation, uint32_t *sessions) {
+  std::vector<std::shared_ptr<Session>> fenced;
+  {
+    // Like an announcement that is under way: a session that is being admitted is fenced too, or not there yet.
+    std::lock_guard announce(announce_mutex_);
+    std::lock_guard lock(mutex_);
+    const auto first = std::stable_partition(sessions_.begin(), sessions_.end(),
+                                             [&](const auto &session) { return session->client != incarnation; });
+    fenced.assign(std::make_move_iterator(first), std::make_move_iterator(sessions_.end()));
+    sessions_.erase(first, sessions_.end());
+  }
+  *sessions = static_cast<uint32_t>(fenced.size());
+  const int64_t until = now_ns() + int64_t{config.progress_timeout_ms} * kMillisecond;
+  bool over = true;
+  for (const auto &session : fenced) over = session->end(until) && over;
+  if (over) return {};
+  return make_error(MP_REGION_BUSY, "the peer is cut off, but was stopped in the middle of a copy on this host",
+                    "continue or kill that process: what it is copying may still reach memory of this engine");
 }
 
 Error Engine::add_region(const std::shared_ptr<Region> &region) {

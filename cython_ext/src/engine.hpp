@@ -69,6 +69,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // False when the engine is closing.
   bool add_peer(const std::shared_ptr<Peer> &peer);
   void drop_session(const std::shared_ptr<Session> &session);
+  // Ends what an engine has here. When it returns without an error nothing that it had begun touches memory.
+  Error fence(const Id128 &incarnation, uint32_t *sessions);
   // Starts it: from here on the engine owns it until it ends.
   void run(const std::shared_ptr<Transfer> &transfer);
 
@@ -91,6 +93,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // The engine owns a link while it connects, and tells it of ports that go up and down as long as it lives.
   void rdma_link_made(const std::shared_ptr<RdmaLink> &link);
   void rdma_link_settled(const RdmaLink &link);
+  // Lets idle queue pairs of other links go, those that were used last excepted, until one can be made.
+  void make_room_for_queue_pair(const RdmaLink &wanted_by);
 
   static std::shared_ptr<Engine> in_this_process(const Id128 &incarnation);
 

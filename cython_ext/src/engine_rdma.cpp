@@ -22,6 +22,9 @@ Error Engine::open_rdma() {
     for (const auto &weak : links) {
       if (const auto link = weak.lock()) link->rail_changed(*rail);
     }
+    const auto &rails = rdma->rails();
+    const auto index = static_cast<uint32_t>(std::find(rails.begin(), rails.end(), rail) - rails.begin());
+    for (const auto &session : all_sessions()) session->rail_changed(index, rail->state().up);
   });
 }
 
@@ -40,6 +43,23 @@ void Engine::rdma_link_settled(const RdmaLink &link) {
   if (it == rdma_connecting_.end()) return;
   last = std::move(*it);
   rdma_connecting_.erase(it);
+}
+
+void Engine::make_room_for_queue_pair(const RdmaLink &wanted_by) {
+  if (rdma->queue_pairs_left()) return;
+  std::vector<std::shared_ptr<RdmaLink>> links;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto &weak : rdma_links_) {
+      auto link = weak.lock();
+      if (link != nullptr && link.get() != &wanted_by) links.push_back(std::move(link));
+    }
+  }
+  std::sort(links.begin(), links.end(), [](const auto &a, const auto &b) { return a->used_at() < b->used_at(); });
+  for (const auto &link : links) {
+    if (rdma->queue_pairs_left()) return;
+    link->rest();
+  }
 }
 
 // A region that no device takes goes over other paths, unless RDMA is required.

@@ -13,6 +13,12 @@
 
 namespace moonpool {
 
+namespace {
+
+constexpr int64_t kRoomNs = 10 * kMillisecond;
+
+}  // namespace
+
 Lane::Lane(LaneLink &link, IoThread &io, wire::Kind kind) : link_(link), engine_(link.engine()), io_(io), kind_(kind) {
   engine_.stats.lanes.fetch_add(1);
 }
@@ -22,10 +28,14 @@ Lane::~Lane() { engine_.stats.lanes.fetch_sub(1); }
 // ---------------------------------------------------------------- connecting
 
 void Lane::dial_now() {
+  const Error hindered = hindrance();
   std::lock_guard lock(mutex_);
   if (shut_ || dialing_ || ready_.load()) return;
   const std::shared_ptr<Peer> peer = link_.peer();
   if (peer == nullptr) return;
+  if (resting_.exchange(false)) promising_.store(true);
+  if (hindered.code == MP_LIMIT && link_.established()) return wait_for_room_locked();
+  if (hindered) return failed_to_dial_locked(hindered);
   dialing_ = true;
   const uint64_t attempt = ++attempt_;
   lane_id_ = peer->next_lane_id();
@@ -37,17 +47,12 @@ void Lane::dial_now() {
 }
 
 void Lane::on_dialed(uint64_t attempt, Dialed dialed) {
+  if (!dialed.error) make_room();
   with_lock([&] {
     if (attempt != attempt_) return;
     if (shut_ || dialed.error) {
       dialing_ = false;
-      if (shut_) return;
-      engine_.stats.lane_errors.fetch_add(1);
-      promising_.store(false);
-      schedule_dial_locked();
-      io_.post([link = link_.weak_from_this(), cause = dialed.error] {
-        if (auto self = link.lock()) self->lane_refused(cause);
-      });
+      if (!shut_) failed_to_dial_locked(dialed.error);
       return;
     }
     fd_ = std::move(dialed.fd);
@@ -58,6 +63,15 @@ void Lane::on_dialed(uint64_t attempt, Dialed dialed) {
                 [weak = weak_from_this(), attempt] {
                   if (auto self = weak.lock()) self->check_opened(attempt);
                 });
+  });
+}
+
+void Lane::failed_to_dial_locked(const Error &cause) {
+  engine_.stats.lane_errors.fetch_add(1);
+  promising_.store(false);
+  schedule_dial_locked();
+  io_.post([link = link_.weak_from_this(), cause] {
+    if (auto self = link.lock()) self->lane_refused(cause);
   });
 }
 
@@ -147,6 +161,32 @@ void Lane::cut_locked(Error cause) {
     self->lane_cut(lane_id, std::move(work), cause);
   });
   if (!assisted_) schedule_dial_locked();
+}
+
+// Others give up what it needs as soon as they are idle. What is queued waits for that.
+void Lane::wait_for_room_locked() {
+  io_.call_at(now_ns() + kRoomNs, [weak = weak_from_this()] {
+    if (auto self = weak.lock()) self->dial_now();
+  });
+}
+
+void Lane::leave_locked(bool again) {
+  ready_.store(false);
+  dialing_ = false;
+  promising_.store(again);
+  resting_.store(!again);
+  take_unfinished_locked();
+  ::shutdown(fd(), SHUT_RDWR);
+  io_.remove(*this);
+  fd_.reset();
+  if (again) schedule_dial_locked();
+}
+
+bool Lane::rest() {
+  std::lock_guard lock(mutex_);
+  if (shut_ || !can_leave_locked()) return false;
+  leave_locked(false);
+  return true;
 }
 
 void Lane::cancel(const Transfer &transfer) {

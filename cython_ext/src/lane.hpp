@@ -29,6 +29,12 @@ class Lane : public Handler, public std::enable_shared_from_this<Lane> {
   ~Lane() override;
 
   void dial_now();
+  // It is not connected before somebody calls dial_now().
+  void begin_resting() { resting_.store(true); }
+  // Not connected by choice: dial_now() brings it back.
+  bool resting() const { return resting_.load(std::memory_order_relaxed); }
+  // Gives up its connection if nothing is under way on it.
+  bool rest();
   // Sends and receives what can be without waiting. If another thread is driving, that thread does it.
   void kick();
   // The same for the thread that has just queued work.
@@ -40,12 +46,16 @@ class Lane : public Handler, public std::enable_shared_from_this<Lane> {
   // Returns what was unfinished.
   std::vector<Work> shutdown();
   bool ready() const { return ready_.load(std::memory_order_relaxed); }
-  // It is ready, or was until a moment ago and has not failed to connect since.
-  bool promising() const { return ready() || promising_.load(std::memory_order_relaxed); }
+  // It is ready, or will be in a moment: it was until now and has not failed to connect since, or only has to be woken.
+  bool promising() const { return ready() || promising_.load(std::memory_order_relaxed) || resting(); }
   uint64_t load() const { return load_.load(std::memory_order_relaxed); }
 
  protected:
-  // ---- what a kind of lane does, always under the lock
+  // ---- what a kind of lane does, under the lock but for the first two
+  // Before it dials: why that is of no use now; with MP_LIMIT it may be in a moment.
+  virtual Error hindrance() { return {}; }
+  // The socket is there: makes room for what begin_locked() takes.
+  virtual void make_room() {}
   // The socket has had its handshake. Calls opened_locked() now or later, or cut_locked().
   virtual void begin_locked() = 0;
   virtual void drive_locked() = 0;
@@ -78,6 +88,9 @@ class Lane : public Handler, public std::enable_shared_from_this<Lane> {
   // The lane takes work from here on.
   void opened_locked();
   void cut_locked(Error cause);
+  // Ends its connection, on which nothing is under way. It rests then, or connects again at once.
+  void leave_locked(bool again);
+  bool can_leave_locked() const { return ready_.load() && !assisted_ && !busy_locked(); }
   void watch_progress_locked();
   // Fails one descriptor for what the peer said of it.
   void refuse(Transfer &transfer, uint32_t desc, mp_status code) const;
@@ -101,11 +114,14 @@ class Lane : public Handler, public std::enable_shared_from_this<Lane> {
 
  private:
   void on_dialed(uint64_t attempt, Dialed dialed);
+  void failed_to_dial_locked(const Error &cause);
+  void wait_for_room_locked();
   void schedule_dial_locked();
   void check_opened(uint64_t attempt);
   void check_progress();
 
   const wire::Kind kind_;
+  std::atomic<bool> resting_{false};
   std::atomic<bool> attention_{false};
   bool dialing_ = false;  // until it is ready
   uint64_t attempt_ = 0;

@@ -26,14 +26,18 @@ LaneLink::LaneLink(const std::shared_ptr<Peer> &peer, const char *path, uint32_t
       descs_per_frame_(descs_per_frame),
       queue_(descs_per_frame) {}
 
-void LaneLink::start(std::vector<std::shared_ptr<Lane>> lanes) {
+void LaneLink::start(std::vector<std::shared_ptr<Lane>> lanes, size_t first) {
   lanes_ = std::move(lanes);
-  for (const auto &lane : lanes_) lane->dial_now();
+  for (size_t i = first; i < lanes_.size(); ++i) lanes_[i]->begin_resting();
+  for (size_t i = 0; i < first; ++i) lanes_[i]->dial_now();
+}
+
+uint64_t LaneLink::slice_bytes(uint64_t transfer_bytes) const {
+  return std::max(engine_.config.slice_bytes, std::min(kSliceBytesMax, transfer_bytes / (lanes_.size() * 4)));
 }
 
 void LaneLink::submit(const std::shared_ptr<Transfer> &transfer) {
-  const uint64_t slice =
-      std::max(engine_.config.slice_bytes, std::min(kSliceBytesMax, transfer->bytes / (lanes_.size() * 4)));
+  const uint64_t slice = slice_bytes(transfer->bytes);
   const auto descs = static_cast<uint32_t>(transfer->descs.size());
   const bool single = transfer->bytes <= slice && descs <= descs_per_frame_;
   if (!queue_.push(transfer, slice)) {
@@ -42,6 +46,7 @@ void LaneLink::submit(const std::shared_ptr<Transfer> &transfer) {
   }
   if (single) {
     Lane &lane = lane_for_small();
+    if (lane.load() > 0) rouse(1);
     lane.submitted();
     if (!lane.ready()) wake_lanes(1);  // it broke since it was chosen
   } else {
@@ -71,6 +76,22 @@ void LaneLink::wake_lanes(size_t n) {
     --n;
     lane->io().post([weak = std::weak_ptr<Lane>(lane)] {
       if (auto self = weak.lock()) self->kick();
+    });
+  }
+  rouse(n);
+}
+
+void LaneLink::rouse(size_t n) {
+  for (const auto &lane : lanes_) {
+    if (lane->promising() && !lane->ready() && !lane->resting() && n > 0) --n;  // it is coming already
+  }
+  for (size_t i = 0; i < lanes_.size() && n > 0; ++i) {
+    const std::shared_ptr<Lane> &lane = lanes_[i];
+    if (!lane->resting()) continue;
+    --n;
+    // Not here: the caller may hold another lane's lock.
+    lane->io().post([weak = std::weak_ptr<Lane>(lane)] {
+      if (auto self = weak.lock()) self->dial_now();
     });
   }
 }

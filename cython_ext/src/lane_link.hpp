@@ -20,8 +20,8 @@ class LaneLink : public Link, public std::enable_shared_from_this<LaneLink> {
   LaneLink(const std::shared_ptr<Peer> &peer, const char *path, uint32_t descs_per_frame);
   ~LaneLink() override { shutdown(make_error(MP_CLOSED, "the peer was closed"), true); }
 
-  // Once, before anything else.
-  void start(std::vector<std::shared_ptr<Lane>> lanes);
+  // Once, before anything else. Connects the first `first` of them; the others when there is work for them.
+  void start(std::vector<std::shared_ptr<Lane>> lanes, size_t first);
   const char *path() const override { return path_; }
   void submit(const std::shared_ptr<Transfer> &transfer) override;
   void adopt(std::vector<Work> work, const Error &cause) override { retry(std::move(work), cause); }
@@ -32,6 +32,8 @@ class LaneLink : public Link, public std::enable_shared_from_this<LaneLink> {
   size_t lanes_ready() const override;
   // A lane takes work, or may in a moment.
   bool promising() const;
+  // Its peer counts on it.
+  virtual bool established() const { return true; }
 
   // ---- for the lanes
   bool pull(Work *work) { return queue_.pull(work); }
@@ -49,6 +51,8 @@ class LaneLink : public Link, public std::enable_shared_from_this<LaneLink> {
 
  protected:
   const std::vector<std::shared_ptr<Lane>> &lanes() const { return lanes_; }
+  // Of the slices that a transfer of so many bytes is cut into.
+  virtual uint64_t slice_bytes(uint64_t transfer_bytes) const;
   // No lane is left to take what is queued. The lanes of some transports come back soon enough to wait for them.
   virtual void stranded(const Error &) {}
   std::vector<Work> take_queue() { return queue_.take(); }
@@ -60,6 +64,8 @@ class LaneLink : public Link, public std::enable_shared_from_this<LaneLink> {
   };
   Lane &lane_for_small();
   void wake_lanes(size_t n);
+  // Connects up to `n` lanes that rest.
+  void rouse(size_t n);
   void retry(std::vector<Work> work, const Error &cause);
 
   Engine &engine_;

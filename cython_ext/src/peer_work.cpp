@@ -74,8 +74,7 @@ void Peer::send_notify(const std::shared_ptr<Transfer> &transfer) {
     return;
   }
   const uint64_t id = next_notify_++;
-  writer.put(id);
-  writer.put_bytes(transfer->notify);
+  wire::encode_notify(writer, {id, transfer->marks(), transfer->notify});
   notifying_.emplace(id, transfer);
   control_->send(wire::kNotify, body);
 }

@@ -168,7 +168,16 @@ std::string find_rdma_devices(std::vector<std::string> *names) {
   return names->empty() ? list.why_empty() : std::string();
 }
 
+bool RdmaHost::take_queue_pair() {
+  uint32_t now = queue_pairs_.load();
+  while (now < queue_pairs_max_) {
+    if (queue_pairs_.compare_exchange_weak(now, now + 1)) return true;
+  }
+  return false;
+}
+
 Error RdmaHost::open(const RdmaConfig &config) {
+  queue_pairs_max_ = config.queue_pairs_max;
   std::string why_not;
   const Verbs *verbs = Verbs::load(&why_not);
   std::vector<DeviceChoice> choices;

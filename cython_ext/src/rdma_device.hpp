@@ -19,6 +19,7 @@ namespace moonpool {
 struct RdmaConfig {
   std::string devices;  // comma list of NAME[:PORT][@GID_INDEX]; "": all
   uint32_t queue_pairs = 0;
+  uint32_t queue_pairs_max = 0;  // of one engine, for its own requests
   uint32_t queue_depth = 0;
   uint32_t inline_bytes = 0;
   uint32_t service_level = 0;
@@ -96,6 +97,10 @@ class RdmaHost {
   const std::vector<std::shared_ptr<Rail>> &rails() const { return rails_; }
   const std::shared_ptr<Rail> &rail(size_t i) const { return rails_[i]; }
   bool any_up() const;
+  // One of the engine's queue pairs for requests is to be made. False when it has as many as it may.
+  bool take_queue_pair();
+  void give_queue_pair() { queue_pairs_.fetch_sub(1); }
+  bool queue_pairs_left() const { return queue_pairs_.load() < queue_pairs_max_; }
   // Why no rail can be used.
   std::string why_not() const;
 
@@ -106,6 +111,8 @@ class RdmaHost {
  private:
   class Watcher;
 
+  uint32_t queue_pairs_max_ = 0;
+  std::atomic<uint32_t> queue_pairs_{0};
   std::vector<std::shared_ptr<RdmaDevice>> devices_;
   std::vector<std::shared_ptr<Rail>> rails_;
   std::vector<std::string> problems_;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <tuple>
 
 namespace moonpool::rdma {
 
@@ -85,6 +86,34 @@ std::vector<RailPair> pair_rails(const std::vector<RailOffer> &local, const std:
   return pairs;
 }
 
+std::vector<RailChoices> choose_rails(const std::vector<RailOffer> &local, const std::vector<RailOffer> &remote) {
+  // A rail that is down for the moment keeps its partner; without an address nobody can tell which one that is.
+  const auto as_if_up = [](std::vector<RailOffer> rails) {
+    for (RailOffer &rail : rails) rail.up = rail.up != 0 || !gid_is_null(rail.gid) ? 1 : 0;
+    return rails;
+  };
+  std::vector<size_t> partner(local.size(), remote.size());
+  std::vector<unsigned> taken(remote.size(), 0);
+  for (const RailPair &pair : pair_rails(as_if_up(local), as_if_up(remote))) {
+    partner[pair.local] = pair.remote;
+    ++taken[pair.remote];
+  }
+  std::vector<RailChoices> choices;
+  for (size_t i = 0; i < local.size(); ++i) {
+    RailChoices one{i, {}};
+    for (uint32_t j = 0; j < remote.size(); ++j) {
+      if ((local[i].ethernet != 0) == (remote[j].ethernet != 0)) one.remotes.push_back(j);
+    }
+    const auto rank = [&](uint32_t j) {
+      const auto far = 128 - static_cast<int>(gid_common_bits(local[i].gid, remote[j].gid));
+      return std::tuple(j != partner[i], far, taken[j], j);
+    };
+    std::sort(one.remotes.begin(), one.remotes.end(), [&](uint32_t a, uint32_t b) { return rank(a) < rank(b); });
+    if (!one.remotes.empty()) choices.push_back(std::move(one));
+  }
+  return choices;
+}
+
 void encode(const Frame &frame, std::string *out) {
   std::string body;
   wire::Writer writer(&body);
@@ -130,6 +159,7 @@ Decoded decode(std::string_view *in, Frame *frame) {
       }
       break;
     case kFind:
+    case kRail:
       right = body.empty();
       break;
     case kFound:

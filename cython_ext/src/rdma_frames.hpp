@@ -38,6 +38,13 @@ struct RailPair {
 };
 std::vector<RailPair> pair_rails(const std::vector<RailOffer> &local, const std::vector<RailOffer> &remote);
 
+// For every local rail, up or not: the remote rails that it may connect to, the one that it is meant for first.
+struct RailChoices {
+  size_t local;
+  std::vector<uint32_t> remotes;
+};
+std::vector<RailChoices> choose_rails(const std::vector<RailOffer> &local, const std::vector<RailOffer> &remote);
+
 // What one queue pair has to know of the other.
 struct QueuePairInfo {
   Gid gid;
@@ -56,6 +63,7 @@ enum Type : uint16_t {
   kConnected = 2,  // server: its own, or why not
   kFind = 3,       // client: the keys of a region
   kFound = 4,      // server: them, or why not
+  kRail = 5,       // server: rail `rail` is up (OK) or not
 };
 
 constexpr uint32_t kMagic = 0x3152504d;  // "MPR1"

@@ -22,7 +22,14 @@ constexpr uint32_t kChainMax = 32;
 constexpr size_t kReceiveBytes = 16 * 1024;
 // A cancelled transfer whose requests end by themselves costs nobody a queue pair.
 constexpr int64_t kGrace = 10 * kMillisecond;
+// How often a lane that takes nothing new looks whether it can leave.
+constexpr int64_t kGoBackNs = 5 * kMillisecond;
 constexpr uint64_t kMessageMax = 1u << 30;  // RC allows 2^31; what every device takes
+
+Error no_room() {
+  return make_error(MP_LIMIT, "the engine has as many queue pairs as it may have, and all are busy",
+                    "raise rdma_queue_pairs_max");
+}
 
 }  // namespace
 
@@ -37,19 +44,43 @@ class RdmaLane::Channel : public Handler {
   const std::weak_ptr<Lane> lane_;
 };
 
-RdmaLane::RdmaLane(RdmaLink &link, IoThread &io, std::shared_ptr<Rail> rail, uint32_t remote_rail)
-    : Lane(link, io, wire::kRdma), rdma_link_(link), rail_(std::move(rail)), remote_rail_(remote_rail) {}
+RdmaLane::RdmaLane(RdmaLink &link, IoThread &io, std::shared_ptr<RdmaHost> host, std::shared_ptr<Rail> rail,
+                   std::vector<uint32_t> remotes)
+    : Lane(link, io, wire::kRdma),
+      rdma_link_(link),
+      rail_(std::move(rail)),
+      host_(std::move(host)),
+      remotes_(std::move(remotes)) {}
 
 // Adds which rail it was.
 Error RdmaLane::here(Error error) const {
-  error.message = "rail " + rail_->label() + (remote_.empty() ? "" : " to " + remote_) + ": " + error.message;
+  error.message = "rail " + rail_->label() + (remote_gid_.empty() ? "" : " to " + remote_gid_) + ": " + error.message;
   return error;
 }
 
 // ---------------------------------------------------------------- connecting
 
+// A port that went down says so, but not every device says that it is back.
+Error RdmaLane::hindrance() {
+  if (!rail_->state().up) rail_->refresh();
+  const RailState state = rail_->state();
+  if (!state.up) {
+    return make_error(MP_TRANSPORT_UNAVAILABLE, "rail " + rail_->label() + " cannot be used: " + state.reason,
+                      "see `mooncake-bench doctor`");
+  }
+  make_room();
+  return host_->queue_pairs_left() ? Error{} : no_room();
+}
+
+void RdmaLane::make_room() { engine_.make_room_for_queue_pair(rdma_link_); }
+
 void RdmaLane::begin_locked() {
-  Error error = RdmaQueue::make(rail_, engine_.config.rdma, false, &queue_);
+  choose_remote_locked();
+  counted_ = host_->take_queue_pair();
+  if (!counted_ && rdma_link_.established()) return leave_locked(true);
+  failed_ = true;
+  Error error = counted_ ? Error{} : no_room();
+  if (!error) error = RdmaQueue::make(rail_, engine_.config.rdma, false, &queue_);
   if (!error) {
     channel_ = std::make_shared<Channel>(weak_from_this(), queue_->descriptor());
     error = channel_->fd() < 0 ? make_error(MP_LIMIT, "no descriptor is left", "raise `ulimit -n`")
@@ -61,11 +92,12 @@ void RdmaLane::begin_locked() {
   requests_.resize(kChainMax);
   pieces_.resize(size_t{kChainMax} * queue_->pieces_max());
   zero_based_.resize(pieces_.size());
+  marks_ = 0;
   send_locked(rdma::kConnect, 0);
 }
 
 Error RdmaLane::connect_locked(const rdma::QueuePairInfo &remote) {
-  remote_ = gid_text(remote.gid);
+  remote_gid_ = gid_text(remote.gid);
   if (Error error = queue_->connect(remote)) return error;
   // A write of nothing is acknowledged like any other, and so shows that the path carries packets.
   ibv_send_wr probe{};
@@ -82,7 +114,7 @@ Error RdmaLane::connect_locked(const rdma::QueuePairInfo &remote) {
 void RdmaLane::send_locked(rdma::Type type, uint64_t key) {
   rdma::Frame frame;
   frame.header.type = type;
-  frame.header.rail = remote_rail_;
+  frame.header.rail = remote_rail();
   frame.header.key = key;
   if (type == rdma::kConnect) frame.queue_pair = queue_->info();
   rdma::encode(frame, &out_);
@@ -134,16 +166,19 @@ bool RdmaLane::receive_locked() {
 }
 
 Error RdmaLane::take_locked(const rdma::Frame &frame) {
-  if (frame.header.type == rdma::kConnected && remote_.empty()) {
+  if (frame.header.type == rdma::kConnected && remote_gid_.empty()) {
     if (frame.header.status == MP_OK) return connect_locked(frame.queue_pair);
     Error error = here(make_error(MP_TRANSPORT_UNAVAILABLE, "the peer has no queue pair for it"));
     error.cause = frame.message;
     return error;
   }
+  if (frame.header.type == rdma::kRail) {
+    return remote_changed_locked(frame.header.rail, frame.header.status == MP_OK);
+  }
   if (frame.header.type != rdma::kFound || asked_.erase(frame.header.key) == 0) {
     return here(make_error(MP_PROTOCOL, "the peer sent an answer that nobody asked for"));
   }
-  rdma_link_.remember(remote_rail_, frame.header.key, frame.found);
+  rdma_link_.remember(remote_rail(), frame.header.key, frame.found);
   progressed_locked();
   return {};
 }
@@ -200,6 +235,7 @@ bool RdmaLane::poll_locked() {
     }
     if (probing_) {
       probing_ = false;
+      failed_ = false;
       opened_locked();
     } else {
       completed_locked();
@@ -208,6 +244,44 @@ bool RdmaLane::poll_locked() {
   }
   if (n > 0) progressed_locked();
   return n > 0;
+}
+
+// ---------------------------------------------------------------- the peer's rail
+
+// The first one of those that are up, but not again the one that was just tried in vain.
+void RdmaLane::choose_remote_locked() {
+  const size_t first = failed_ ? (remote_ + 1) % remotes_.size() : 0;
+  remote_ = first;
+  for (size_t i = 0; i < remotes_.size(); ++i) {
+    const size_t at = (first + i) % remotes_.size();
+    if (!rdma_link_.remote_up(remotes_[at])) continue;
+    remote_ = at;
+    return;
+  }
+}
+
+Error RdmaLane::remote_changed_locked(uint32_t rail, bool up) {
+  rdma_link_.remote_changed(rail, up);
+  if (!up && rail == remote_rail()) {
+    return here(make_error(MP_TRANSPORT_UNAVAILABLE, "the peer's port went down"));
+  }
+  // The rail that this lane is meant for is back.
+  if (up && remote_ != 0 && rail == remotes_[0]) {
+    going_back_ = true;
+    io_.post([weak = weak_from_this(), id = lane_id_] { go_back(weak, id); });
+  }
+  return {};
+}
+
+// Once what is under way has ended.
+void RdmaLane::go_back(const std::weak_ptr<Lane> &weak, uint64_t lane_id) {
+  const auto self = std::static_pointer_cast<RdmaLane>(weak.lock());
+  if (self == nullptr) return;
+  self->with_lock([&] {
+    if (self->queue_ == nullptr || self->lane_id_ != lane_id) return;
+    if (self->can_leave_locked()) return self->leave_locked(true);
+    self->io_.call_at(now_ns() + kGoBackNs, [weak, lane_id] { go_back(weak, lane_id); });
+  });
 }
 
 Error RdmaLane::explain(const ibv_wc &completion) const {
@@ -258,7 +332,7 @@ void RdmaLane::finish_locked(Frame frame) {
 // ---------------------------------------------------------------- posting
 
 bool RdmaLane::start_frame_locked() {
-  const bool full = frames_.size() >= kFramesInFlight || used_ >= queue_->depth() ||
+  const bool full = going_back_ || frames_.size() >= kFramesInFlight || used_ >= queue_->depth() ||
                     load_.load(std::memory_order_relaxed) >= kBytesInFlight;
   if (full || !ready_.load(std::memory_order_relaxed)) return false;
   Work work;
@@ -286,7 +360,7 @@ bool RdmaLane::keys_known_locked(const Frame &frame) {
     if (!first && key == last) continue;
     first = false;
     last = key;
-    if (rdma_link_.remote_keys(remote_rail_, key) == nullptr && asked_.insert(key).second) {
+    if (rdma_link_.remote_keys(remote_rail(), key) == nullptr && asked_.insert(key).second) {
       send_locked(rdma::kFind, key);
     }
   }
@@ -312,6 +386,7 @@ bool RdmaLane::post_locked() {
       }
       used_ += n;
       ++frame.chains;
+      frame.begun = true;
       chains_.push_back({n, frame.id});
       posted = true;
     } else if (frame.chains == 0 && frames_.size() == 1) {
@@ -359,7 +434,7 @@ uint32_t RdmaLane::build_locked(Frame *frame, uint32_t room) {
       continue;
     }
     if (remote == nullptr || desc.key != remote_key) {
-      remote = rdma_link_.remote_keys(remote_rail_, desc.key);
+      remote = rdma_link_.remote_keys(remote_rail(), desc.key);
       remote_key = desc.key;
     }
     // Withdrawn since it was asked for.
@@ -423,7 +498,24 @@ uint32_t RdmaLane::build_locked(Frame *frame, uint32_t room) {
       piece.addr = zero_based_[static_cast<size_t>(&piece - pieces_.data())];
     }
   }
+  if (frame->next == frame->work.end) n = mark_locked(frame, n);
   if (n > 0) requests_[n - 1].send_flags |= IBV_SEND_SIGNALED;
+  return n;
+}
+
+// A notification comes after these bytes: the last request of the frame completes something at the peer too, which is
+// what verbs promise to happen after the bytes of all requests before it are in place.
+uint32_t RdmaLane::mark_locked(Frame *frame, uint32_t n) {
+  Transfer &transfer = *frame->work.transfer;
+  if (!transfer.has_notify || transfer.op != MP_WRITE || frame->marked || (n == 0 && !frame->begun)) return n;
+  if (n == 0) {
+    // What was to be the last could not be posted.
+    requests_[n++] = {};
+    requests_[0].opcode = IBV_WR_RDMA_WRITE;
+  }
+  requests_[n - 1].opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+  frame->marked = true;
+  transfer.note_mark(lane_id_, ++marks_);
   return n;
 }
 
@@ -486,7 +578,8 @@ std::vector<Work> RdmaLane::take_unfinished_locked() {
   if (asleep_) left_ = std::move(channel_);
   channel_.reset();
   queue_.reset();
-  armed_ = probing_ = false;
+  if (counted_) host_->give_queue_pair();
+  armed_ = probing_ = going_back_ = counted_ = false;
   std::vector<Work> work;
   for (Frame &frame : frames_) work.push_back(std::move(frame.work));
   frames_.clear();
@@ -494,7 +587,7 @@ std::vector<Work> RdmaLane::take_unfinished_locked() {
   used_ = 0;
   in_.clear();
   out_.clear();
-  remote_.clear();
+  remote_gid_.clear();
   asked_.clear();
   return work;
 }

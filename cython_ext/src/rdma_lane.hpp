@@ -19,7 +19,9 @@ class RdmaLink;
 
 class RdmaLane final : public Lane {
  public:
-  RdmaLane(RdmaLink &link, IoThread &io, std::shared_ptr<Rail> rail, uint32_t remote_rail);
+  // `remotes`: rails of the peer in its offer, the one that it is meant for first.
+  RdmaLane(RdmaLink &link, IoThread &io, std::shared_ptr<RdmaHost> host, std::shared_ptr<Rail> rail,
+           std::vector<uint32_t> remotes);
 
   const Rail &rail() const { return *rail_; }
   // The port went up or down.
@@ -35,6 +37,8 @@ class RdmaLane final : public Lane {
     uint32_t next;         // the descriptor that is posted next
     uint64_t next_at = 0;  // ... from this byte on
     uint32_t chains = 0;   // posted and not completed
+    bool begun = false;    // something of it was posted
+    bool marked = false;
     std::vector<wire::FailedDesc> failed;
   };
   struct Chain {
@@ -50,6 +54,8 @@ class RdmaLane final : public Lane {
     std::vector<uint32_t> keys;
   };
 
+  Error hindrance() override;
+  void make_room() override;
   void begin_locked() override;
   void on_events(uint32_t events) override;
   void on_completions();
@@ -73,28 +79,39 @@ class RdmaLane final : public Lane {
   bool keys_known_locked(const Frame &frame);
   bool post_locked();
   uint32_t build_locked(Frame *frame, uint32_t room);
+  uint32_t mark_locked(Frame *frame, uint32_t n);
   const Local *find_local_locked(const Frame &frame, const Desc &desc);
   bool poll_locked();
   void completed_locked();
   void finish_locked(Frame frame);
   Error explain(const ibv_wc &completion) const;
   Error here(Error error) const;
+  uint32_t remote_rail() const { return remotes_[remote_]; }
+  void choose_remote_locked();
+  Error remote_changed_locked(uint32_t rail, bool up);
+  static void go_back(const std::weak_ptr<Lane> &weak, uint64_t lane_id);
 
   RdmaLink &rdma_link_;
   const std::shared_ptr<Rail> rail_;
-  const uint32_t remote_rail_;  // its number in the peer's offer
+  const std::shared_ptr<RdmaHost> host_;
+  const std::vector<uint32_t> remotes_;
+  size_t remote_ = 0;          // the place in it of the one in use
+  bool failed_ = false;        // nothing came through it
+  bool going_back_ = false;    // takes nothing new, to connect to the rail that it is meant for
+  bool counted_ = false;       // among the engine's queue pairs
   std::unique_ptr<RdmaQueue> queue_;
   std::shared_ptr<Channel> channel_, left_;  // left_: that a waiter still sleeps on
   bool armed_ = false;
   bool probing_ = false;
   uint32_t watched_ = 0;
   std::string in_, out_;
-  std::string remote_;  // the peer's GID, for errors
+  std::string remote_gid_;  // for errors
   std::unordered_set<uint64_t> asked_;
 
   std::deque<Frame> frames_;  // oldest first; only the newest may not be posted whole
   std::deque<Chain> chains_;
   uint64_t next_frame_ = 1;
+  uint32_t marks_ = 0;  // made with this queue pair
   uint32_t used_ = 0;  // requests in the queue
   Local local_;        // the latest
   std::vector<ibv_send_wr> requests_;

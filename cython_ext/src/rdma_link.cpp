@@ -13,6 +13,7 @@ namespace moonpool {
 namespace {
 
 constexpr uint32_t kDescsPerFrame = 1024;
+constexpr uint64_t kSliceBytesMin = 256u << 10;
 // With the lanes of other transports fewer than a server keeps for one session.
 constexpr size_t kLanesMax = 48;
 // Regions whose keys are remembered, and those that go another way. Forgetting costs a question.
@@ -26,17 +27,46 @@ constexpr int64_t kOthersNs = 500 * kMillisecond;
 RdmaLink::RdmaLink(const std::shared_ptr<Peer> &peer, std::shared_ptr<RdmaHost> host, Connected connected)
     : LaneLink(peer, "rdma", kDescsPerFrame), host_(std::move(host)), connected_(std::move(connected)) {}
 
-void RdmaLink::open(const std::vector<rdma::RailPair> &pairs) {
+void RdmaLink::open(const std::vector<rdma::RailChoices> &choices, const std::vector<rdma::RailOffer> &remote) {
   std::vector<std::shared_ptr<Lane>> lanes;
-  // Rail after rail, so that a few busy lanes are on different ones.
-  for (uint32_t i = 0; i < engine().config.rdma.queue_pairs; ++i) {
-    for (const rdma::RailPair &pair : pairs) {
-      if (lanes.size() == kLanesMax) break;
-      lanes.push_back(std::make_shared<RdmaLane>(*this, engine().next_io(), host_->rail(pair.local),
-                                                 static_cast<uint32_t>(pair.remote)));
-    }
+  const auto add = [&](const rdma::RailChoices &one) {
+    if (lanes.size() == kLanesMax) return;
+    lanes.push_back(
+        std::make_shared<RdmaLane>(*this, engine().next_io(), host_, host_->rail(one.local), one.remotes));
+  };
+  for (size_t i = 0; i < remote.size(); ++i) remote_up_[i].store(remote[i].up != 0);
+  // Those that can be connected first. One on each rail, then the next ones, so that a few busy lanes are on different
+  // rails.
+  std::vector<rdma::RailChoices> up = choices;
+  const auto down = std::stable_partition(up.begin(), up.end(),
+                                          [&](const auto &one) { return host_->rail(one.local)->state().up; });
+  for (auto one = up.begin(); one != down; ++one) add(*one);
+  first_lanes_ = std::max<size_t>(lanes.size(), 1);
+  // Each of them may try a second rail of the peer.
+  const auto theirs_up = std::count_if(remote.begin(), remote.end(), [](const auto &rail) { return rail.up != 0; });
+  refusals_max_ = first_lanes_ * (theirs_up > 1 ? 2 : 1);
+  rails_ = choices.size();
+  for (auto one = down; one != up.end(); ++one) add(*one);
+  for (uint32_t i = 1; i < engine().config.rdma.queue_pairs; ++i) {
+    for (const rdma::RailChoices &one : up) add(one);
   }
-  start(std::move(lanes));
+  used_at_.store(now_ns());
+  start(std::move(lanes), first_lanes_);
+}
+
+void RdmaLink::submit(const std::shared_ptr<Transfer> &transfer) {
+  used_at_.store(now_ns(), std::memory_order_relaxed);
+  LaneLink::submit(transfer);
+}
+
+void RdmaLink::rest() {
+  for (const auto &lane : lanes()) lane->rest();
+}
+
+// The largest that still give every rail a few, so that all of them end at the same time.
+uint64_t RdmaLink::slice_bytes(uint64_t transfer_bytes) const {
+  const uint64_t largest = engine().config.slice_bytes;
+  return rails_ == 1 ? largest : std::clamp(transfer_bytes / (rails_ * 4), std::min(kSliceBytesMin, largest), largest);
 }
 
 bool RdmaLink::takes(const Transfer &transfer) const {
@@ -57,6 +87,11 @@ std::string RdmaLink::shortcoming() const {
   return first_cause_ ? first_cause_.message : "no rail is connected";
 }
 
+bool RdmaLink::established() const {
+  std::lock_guard lock(state_mutex_);
+  return connected_ == nullptr;
+}
+
 void RdmaLink::lane_opened() {
   bool first;
   size_t settled;
@@ -64,9 +99,9 @@ void RdmaLink::lane_opened() {
     std::lock_guard lock(state_mutex_);
     first_cause_ = {};
     first = opened_lanes_++ == 0;
-    settled = opened_lanes_ + refused_lanes_;
+    settled = opened_lanes_ + refusals_;
   }
-  if (settled >= lanes().size()) return usable();
+  if (settled >= first_lanes_) return usable();
   if (!first) return;
   engine().next_io().call_at(now_ns() + kOthersNs, [weak = weak_from_this()] {
     if (const auto self = std::static_pointer_cast<RdmaLink>(weak.lock())) self->usable();
@@ -90,7 +125,7 @@ void RdmaLink::lane_refused(const Error &cause) {
   {
     std::lock_guard lock(state_mutex_);
     if (!first_cause_) first_cause_ = cause;
-    if (connected_ != nullptr && ++refused_lanes_ >= lanes().size() && opened_lanes_ == 0) {
+    if (connected_ != nullptr && ++refusals_ >= refusals_max_ && opened_lanes_ == 0) {
       std::swap(connected, connected_);
       first = first_cause_;
     }
@@ -130,6 +165,10 @@ void RdmaLink::elsewhere(Work work) {
     if (here == nullptr) return fail_work({work}, cause);
     here->move_on({std::move(work)}, self.get(), here->describe(cause, "rdma"));
   });
+}
+
+void RdmaLink::remote_changed(uint32_t rail, bool up) {
+  if (rail < remote_up_.size()) remote_up_[rail].store(up, std::memory_order_relaxed);
 }
 
 void RdmaLink::rail_changed(const Rail &rail) {

@@ -2,6 +2,8 @@
 // The rdma transport, requesting side: lanes on every rail that reaches the peer.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <memory>
 #include <shared_mutex>
 #include <string>
@@ -20,10 +22,16 @@ class RdmaLink final : public LaneLink {
   RdmaLink(const std::shared_ptr<Peer> &peer, std::shared_ptr<RdmaHost> host, Connected connected);
   ~RdmaLink() override { shutdown(make_error(MP_CLOSED, "the peer was closed"), true); }
 
-  // Lanes for these pairs.
-  void open(const std::vector<rdma::RailPair> &pairs);
+  // Lanes for these rails; one of each is connected now, the others when there is work for them.
+  void open(const std::vector<rdma::RailChoices> &choices, const std::vector<rdma::RailOffer> &remote);
+  void submit(const std::shared_ptr<Transfer> &transfer) override;
+  // Its idle lanes give up their queue pairs until there is work for them.
+  void rest();
+  // When there was work last.
+  int64_t used_at() const { return used_at_.load(std::memory_order_relaxed); }
   bool takes(const Transfer &transfer) const override;
   std::string shortcoming() const override;
+  bool established() const override;
   void region_gone(uint64_t key) override;
   void rail_changed(const Rail &rail);
 
@@ -32,6 +40,9 @@ class RdmaLink final : public LaneLink {
   void lane_refused(const Error &cause) override;
   // nullptr: not known yet.
   std::shared_ptr<const rdma::Found> remote_keys(uint32_t rail, uint64_t key) const;
+  // Whether a rail of the peer is up, as far as is known.
+  bool remote_up(uint32_t rail) const { return remote_up_[rail].load(std::memory_order_relaxed); }
+  void remote_changed(uint32_t rail, bool up);
   void remember(uint32_t rail, uint64_t key, rdma::Found found);
   // Descriptors that only another path can move.
   void elsewhere(Work work);
@@ -46,13 +57,19 @@ class RdmaLink final : public LaneLink {
     size_t operator()(const Key &key) const { return std::hash<uint64_t>{}(key.key + key.rail); }
   };
   void stranded(const Error &cause) override;
+  uint64_t slice_bytes(uint64_t transfer_bytes) const override;
   // Peers may be sent over it.
   void usable();
 
   const std::shared_ptr<RdmaHost> host_;
+  size_t rails_ = 1;        // that it has lanes on
+  size_t first_lanes_ = 1;  // that are connected before it counts as connected
+  std::array<std::atomic<bool>, rdma::kRailsMax> remote_up_{};
+  std::atomic<int64_t> used_at_{0};
   mutable std::mutex state_mutex_;
   Connected connected_;
-  size_t opened_lanes_ = 0, refused_lanes_ = 0;  // while it connects
+  size_t opened_lanes_ = 0, refusals_ = 0;  // while it connects
+  size_t refusals_max_ = 0;                 // then it does not connect
   Error first_cause_;
 
   mutable std::shared_mutex keys_mutex_;

@@ -17,6 +17,8 @@ constexpr uint8_t kRnrRetries = 7;  // for ever; the progress time-out ends it
 constexpr uint8_t kRnrTimer = 12;   // 0.64 ms
 constexpr uint8_t kHopLimit = 64;
 constexpr uint32_t kPiecesWanted = 16;
+// Marks that have arrived and were not looked at yet. More wait at the sender.
+constexpr uint32_t kMarks = 64;
 
 const char *mtu_text(uint8_t mtu) {
   static constexpr const char *kTexts[] = {"unknown", "256", "512", "1024", "2048", "4096"};
@@ -58,20 +60,20 @@ Error RdmaQueue::make(const std::shared_ptr<Rail> &rail, const RdmaConfig &confi
                       "see `mooncake-bench doctor`");
   }
   made->depth_ = serves ? 1 : std::min(config.queue_depth, static_cast<uint32_t>(limits.max_qp_wr));
-  if (!serves) {
-    made->channel_ = device.verbs.create_comp_channel(device.context);
-    if (made->channel_ == nullptr) return made->failed("make a completion channel", errno);
-    const int fd = made->channel_->fd;
-    fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
-  }
+  made->channel_ = device.verbs.create_comp_channel(device.context);
+  if (made->channel_ == nullptr) return made->failed("make a completion channel", errno);
+  const int fd = made->channel_->fd;
+  fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
   // One completion for each request at worst, when everything is flushed.
-  made->cq_ = device.verbs.create_cq(device.context, static_cast<int>(made->depth_) + 1, nullptr, made->channel_, 0);
+  const uint32_t marks = serves ? std::min(kMarks, static_cast<uint32_t>(limits.max_qp_wr)) : 1;
+  made->cq_ =
+      device.verbs.create_cq(device.context, static_cast<int>(made->depth_ + marks), nullptr, made->channel_, 0);
   if (made->cq_ == nullptr) return made->failed("make a completion queue", errno);
   ibv_qp_init_attr wanted{};
   wanted.qp_type = IBV_QPT_RC;
   wanted.send_cq = wanted.recv_cq = made->cq_;
   wanted.cap.max_send_wr = made->depth_;
-  wanted.cap.max_recv_wr = 1;
+  wanted.cap.max_recv_wr = marks;
   wanted.cap.max_send_sge = serves ? 1 : std::min(kPiecesWanted, static_cast<uint32_t>(limits.max_sge));
   wanted.cap.max_recv_sge = 1;
   wanted.cap.max_inline_data = serves ? 0 : config.inline_bytes;
@@ -92,6 +94,9 @@ Error RdmaQueue::make(const std::shared_ptr<Rail> &rail, const RdmaConfig &confi
   if (const int err = device.verbs.modify_qp(made->qp_, &attributes,
                                              IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS)) {
     return made->failed("bring a queue pair to INIT", err);
+  }
+  if (serves) {
+    if (const int err = made->expect_marks(marks)) return made->failed("post a receive", err);
   }
   rdma::QueuePairInfo &info = made->info_;
   info.gid = made->state_.gid;
@@ -141,6 +146,15 @@ Error RdmaQueue::connect(const rdma::QueuePairInfo &remote) {
     return failed("bring a queue pair to RTS", err);
   }
   return {};
+}
+
+int RdmaQueue::expect_marks(uint32_t n) {
+  for (; n > 0; --n) {
+    ibv_recv_wr one{};
+    ibv_recv_wr *bad = nullptr;
+    if (const int err = ibv_post_recv(qp_, &one, &bad)) return err;
+  }
+  return 0;
 }
 
 int RdmaQueue::post(ibv_send_wr *chain) {

@@ -13,7 +13,7 @@ namespace moonpool {
 
 class RdmaQueue {
  public:
-  // In state INIT. `serves`: it only answers, and has no room for requests of its own.
+  // In state INIT. `serves`: it only answers; it takes marks, and has no room for requests of its own.
   static Error make(const std::shared_ptr<Rail> &rail, const RdmaConfig &config, bool serves,
                     std::unique_ptr<RdmaQueue> *out);
   // When it returns the device touches no memory for this queue pair any more.
@@ -26,6 +26,8 @@ class RdmaQueue {
   Error connect(const rdma::QueuePairInfo &remote);
   // A chain. 0, or an errno; the queue pair is of no use then, because a part of it may have been posted.
   int post(ibv_send_wr *chain);
+  // Room for so many more marks. 0, or an errno.
+  int expect_marks(uint32_t n);
   // Up to `n`; negative when the completion queue is broken.
   int poll(ibv_wc *out, int n) { return ibv_poll_cq(cq_, n, out); }
   // The next completion makes the descriptor ready, unless it is there already.

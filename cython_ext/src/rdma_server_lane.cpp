@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rdma_server_lane.hpp"
 
+#include <algorithm>
+#include <iterator>
+
 #include "engine.hpp"
 #include "rdma_memory.hpp"
+#include "session.hpp"
 #include "stream.hpp"
 
 namespace moonpool {
@@ -15,7 +19,19 @@ constexpr size_t kSendBytes = 1u << 20;
 
 }  // namespace
 
-RdmaServerLane::RdmaServerLane(Engine &engine, IoThread &io, Fd fd) : engine_(engine), io_(io) {
+class RdmaServerLane::Channel : public Handler {
+ public:
+  Channel(std::weak_ptr<RdmaServerLane> lane, Fd fd) : lane_(std::move(lane)) { fd_ = std::move(fd); }
+  void on_events(uint32_t) override {
+    if (const auto lane = lane_.lock()) lane->on_marks();
+  }
+
+ private:
+  const std::weak_ptr<RdmaServerLane> lane_;
+};
+
+RdmaServerLane::RdmaServerLane(Engine &engine, IoThread &io, Fd fd, std::weak_ptr<Session> session)
+    : engine_(engine), io_(io), session_(std::move(session)) {
   fd_ = std::move(fd);
   engine_.stats.server_lanes.fetch_add(1);
 }
@@ -43,6 +59,8 @@ void RdmaServerLane::close_locked() {
   if (closed_) return;
   closed_ = true;
   engine_.stats.server_lanes.fetch_sub(1);
+  if (channel_ != nullptr) io_.remove(*channel_);
+  channel_.reset();
   // The device touches no memory for the client any more when this is gone.
   queue_.reset();
   io_.remove(*this);
@@ -54,10 +72,58 @@ void RdmaServerLane::drop_region(const Region &region) {
 }
 
 void RdmaServerLane::on_events(uint32_t) {
+  {
+    std::lock_guard lock(mutex_);
+    if (closed_) return;
+    flush_locked();
+    if (receive_locked()) return;
+    close_locked();
+  }
+  // Nothing more is to be waited for here.
+  if (const auto session = session_.lock()) session->deliver();
+}
+
+void RdmaServerLane::rail_changed(uint32_t rail, bool up) {
   std::lock_guard lock(mutex_);
-  if (closed_) return;
+  if (closed_ || queue_ == nullptr || out_.size() >= kSendBytes) return;
+  rdma::Frame news;
+  news.header.type = rdma::kRail;
+  news.header.status = static_cast<uint16_t>(up ? MP_OK : MP_TRANSPORT_UNAVAILABLE);
+  news.header.rail = rail;
+  rdma::encode(news, &out_);
   flush_locked();
-  if (!receive_locked()) close_locked();
+}
+
+// ---------------------------------------------------------------- marks
+
+bool RdmaServerLane::marked(uint32_t count) const {
+  std::lock_guard lock(mutex_);
+  return closed_ || static_cast<int32_t>(marks_ - count) >= 0;
+}
+
+void RdmaServerLane::on_marks() {
+  {
+    std::lock_guard lock(mutex_);
+    if (closed_) return;
+    queue_->clear();
+    // Armed before the last look, so that none is missed.
+    if (!queue_->arm() || !take_marks_locked()) close_locked();
+  }
+  if (const auto session = session_.lock()) session->deliver();
+}
+
+// False when the queue pair is of no use any more.
+bool RdmaServerLane::take_marks_locked() {
+  for (;;) {
+    ibv_wc completions[16];
+    const int n = queue_->poll(completions, static_cast<int>(std::size(completions)));
+    if (n <= 0) return n == 0;
+    const bool good = std::all_of(completions, completions + n, [](const ibv_wc &one) {
+      return one.status == IBV_WC_SUCCESS && one.opcode == IBV_WC_RECV_RDMA_WITH_IMM;
+    });
+    if (!good || queue_->expect_marks(static_cast<uint32_t>(n)) != 0) return false;
+    marks_ += static_cast<uint32_t>(n);
+  }
 }
 
 bool RdmaServerLane::receive_locked() {
@@ -94,10 +160,11 @@ bool RdmaServerLane::take_locked(const rdma::Frame &frame) {
   if (frame.header.rail >= engine_.rdma->rails().size()) {
     error = make_error(MP_TRANSPORT_UNAVAILABLE, "there is no such rail");
   } else {
-    error = RdmaQueue::make(engine_.rdma->rail(frame.header.rail), engine_.config.rdma, true, &queue_);
-    if (!error) error = queue_->connect(frame.queue_pair);
+    error = connect_locked(frame);
   }
   if (error) {
+    if (channel_ != nullptr) io_.remove(*channel_);
+    channel_.reset();
     queue_.reset();
     answer.header.status = static_cast<uint16_t>(MP_TRANSPORT_UNAVAILABLE);
     answer.message = error.message + (error.cause.empty() ? "" : ": " + error.cause);
@@ -106,6 +173,17 @@ bool RdmaServerLane::take_locked(const rdma::Frame &frame) {
   }
   rdma::encode(answer, &out_);
   return true;
+}
+
+Error RdmaServerLane::connect_locked(const rdma::Frame &frame) {
+  if (Error error = RdmaQueue::make(engine_.rdma->rail(frame.header.rail), engine_.config.rdma, true, &queue_)) {
+    return error;
+  }
+  channel_ = std::make_shared<Channel>(weak_from_this(), queue_->descriptor());
+  if (channel_->fd() < 0) return make_error(MP_LIMIT, "no descriptor is left");
+  if (Error error = io_.add(channel_, EPOLLIN)) return error;
+  if (!queue_->arm()) return make_error(MP_TRANSPORT_UNAVAILABLE, "a completion queue cannot be armed");
+  return queue_->connect(frame.queue_pair);
 }
 
 void RdmaServerLane::find_locked(uint64_t key) {

@@ -47,15 +47,14 @@ class RdmaTransport final : public Transport {
   void connect(const std::shared_ptr<Peer> &peer, std::string_view offer, int64_t, Connected connected) override {
     Engine &engine = peer->engine();
     std::vector<rdma::RailOffer> theirs;
-    std::vector<rdma::RailPair> pairs;
-    if (rdma::decode_offer(offer, &theirs)) pairs = rdma::pair_rails(offers_of(*engine.rdma), theirs);
-    if (pairs.empty()) {
+    const std::vector<rdma::RailOffer> ours = offers_of(*engine.rdma);
+    if (!rdma::decode_offer(offer, &theirs) || rdma::pair_rails(ours, theirs).empty()) {
       return connected(nullptr, make_error(MP_TRANSPORT_UNAVAILABLE, "no port reaches the peer",
                                            "see `mooncake-bench doctor` on both hosts"));
     }
     auto link = std::make_shared<RdmaLink>(peer, engine.rdma, std::move(connected));
     engine.rdma_link_made(link);
-    link->open(pairs);
+    link->open(rdma::choose_rails(ours, theirs), theirs);
   }
 };
 

@@ -14,6 +14,8 @@ namespace {
 constexpr size_t kFencedMax = 1024;
 // Twice what a client may use, because it can hear of a broken lane long before this side does.
 constexpr size_t kLanesMax = 128;
+// Notifications that came before their bytes.
+constexpr size_t kPendingMax = 1024;
 
 }  // namespace
 
@@ -109,7 +111,14 @@ void Session::drop_region(const Region &region) {
   for (const auto &entry : lanes) entry.second->drop_region(region);
 }
 
-void Session::close() {
+void Session::close() { close_lanes(); }
+
+bool Session::end(int64_t until) {
+  const auto lanes = close_lanes();
+  return std::all_of(lanes.begin(), lanes.end(), [&](const auto &entry) { return entry.second->settle(until); });
+}
+
+std::map<uint64_t, std::shared_ptr<ServerLane>> Session::close_lanes() {
   std::shared_ptr<ControlConnection> control;
   std::map<uint64_t, std::shared_ptr<ServerLane>> lanes;
   {
@@ -120,6 +129,7 @@ void Session::close() {
   }
   for (const auto &entry : lanes) entry.second->close();
   if (control != nullptr) control->close();
+  return lanes;
 }
 
 size_t Session::lanes() const {
@@ -146,21 +156,48 @@ Error Session::on_message(wire::Message type, std::string_view body) {
 }
 
 Error Session::on_notify(std::string_view body) {
-  wire::Reader reader(body);
-  uint64_t id = 0;
-  std::string_view payload;
-  if (!reader.get(&id) || !reader.get_bytes(&payload, wire::kNotifyBytesMax) || !reader.done()) {
-    return make_error(MP_PROTOCOL, "a malformed notification");
+  wire::Notify notify;
+  if (!wire::decode_notify(body, &notify)) return make_error(MP_PROTOCOL, "a malformed notification");
+  {
+    std::lock_guard lock(mutex_);
+    if (pending_.size() >= kPendingMax) return make_error(MP_PROTOCOL, "too many notifications whose bytes do not come");
+    pending_.push_back({notify.id, std::move(notify.marks), std::string(notify.payload)});
   }
-  const bool taken = engine_.notifications.push({client_name, client, std::string(payload)});
-  if (!taken) engine_.stats.notifications_refused.fetch_add(1);
-  std::string reply;
-  wire::Writer writer(&reply);
-  writer.put(id);
-  writer.put(static_cast<uint32_t>(taken ? MP_OK : MP_NOTIFY_FULL));
-  std::lock_guard lock(mutex_);
-  if (control_ != nullptr) control_->send(wire::kNotifyAck, reply);
+  deliver();
   return {};
+}
+
+bool Session::arrived_locked(const wire::Mark &mark) const {
+  const auto it = lanes_.find(mark.lane);
+  // What a lane that has ended was given is in place.
+  return it == lanes_.end() || it->second->marked(mark.mark);
+}
+
+void Session::rail_changed(uint32_t rail, bool up) {
+  std::map<uint64_t, std::shared_ptr<ServerLane>> lanes;
+  {
+    std::lock_guard lock(mutex_);
+    lanes = lanes_;
+  }
+  for (const auto &entry : lanes) entry.second->rail_changed(rail, up);
+}
+
+void Session::deliver() {
+  std::lock_guard lock(mutex_);
+  while (!pending_.empty()) {
+    Pending &first = pending_.front();
+    const bool arrived =
+        std::all_of(first.marks.begin(), first.marks.end(), [this](const auto &mark) { return arrived_locked(mark); });
+    if (!arrived) return;
+    const bool taken = engine_.notifications.push({client_name, client, std::move(first.payload)});
+    if (!taken) engine_.stats.notifications_refused.fetch_add(1);
+    std::string reply;
+    wire::Writer writer(&reply);
+    writer.put(first.id);
+    writer.put(static_cast<uint32_t>(taken ? MP_OK : MP_NOTIFY_FULL));
+    pending_.pop_front();
+    if (control_ != nullptr) control_->send(wire::kNotifyAck, reply);
+  }
 }
 
 void Session::fence(uint64_t lane_id) {
@@ -178,6 +215,7 @@ void Session::fence(uint64_t lane_id) {
     }
   }
   if (lane != nullptr) lane->close();
+  deliver();
   std::string reply;
   wire::Writer(&reply).put(lane_id);
   std::lock_guard lock(mutex_);

@@ -84,6 +84,18 @@ void ShmServerLane::close() {
   close_locked(lock);
 }
 
+bool ShmServerLane::settle(int64_t until) {
+  std::vector<uint32_t> slots;
+  std::shared_ptr<UseTable> table;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto &entry : shared_) slots.push_back(entry.second.slot);
+    table = table_;
+  }
+  for (const uint32_t slot : slots) table->withdraw(slot);
+  return std::all_of(slots.begin(), slots.end(), [&](uint32_t slot) { return table->wait_unused(slot, until); });
+}
+
 void ShmServerLane::close_locked(std::unique_lock<std::mutex> &lock) {
   if (!closed_) {
     closed_ = true;

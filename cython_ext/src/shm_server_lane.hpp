@@ -32,6 +32,7 @@ class ShmServerLane final : public Handler, public ServerLane, public std::enabl
   // Afterwards the client's own copies may go on until it closes its end; each region knows of them.
   void close() override;
   bool closed() const override;
+  bool settle(int64_t until) override;
   // Copies are short, and a region waits for them by itself.
   void drop_region(const Region &) override {}
 

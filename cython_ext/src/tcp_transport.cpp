@@ -25,7 +25,8 @@ class TcpTransport final : public Transport {
     for (uint32_t i = 0; i < engine.config.lanes; ++i) {
       lanes.push_back(std::make_shared<TcpLane>(*link, engine.next_io()));
     }
-    link->start(std::move(lanes));
+    const size_t all = lanes.size();
+    link->start(std::move(lanes), all);
     connected(std::move(link), {});
   }
 };

@@ -64,6 +64,21 @@ void Transfer::resolved(uint32_t n) {
   }
 }
 
+void Transfer::note_mark(uint64_t lane_id, uint32_t mark) {
+  std::lock_guard lock(mutex_);
+  const auto it = std::find_if(marks_.begin(), marks_.end(), [&](const auto &one) { return one.lane == lane_id; });
+  if (it == marks_.end()) {
+    marks_.push_back({lane_id, mark, 0});
+  } else {
+    it->mark = mark;
+  }
+}
+
+std::vector<wire::Mark> Transfer::marks() const {
+  std::lock_guard lock(mutex_);
+  return marks_;
+}
+
 void Transfer::notify_done(const Error &error) {
   {
     std::lock_guard lock(mutex_);

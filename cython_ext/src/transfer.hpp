@@ -11,6 +11,7 @@
 
 #include "region.hpp"
 #include "status.hpp"
+#include "wire.hpp"
 
 namespace moonpool {
 
@@ -45,6 +46,9 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   std::vector<std::shared_ptr<Region>> locals;  // each with a use counted
   std::string notify;
   bool has_notify = false;
+  // What the notification has to wait for at the peer: these lanes have received so many marks.
+  void note_mark(uint64_t lane_id, uint32_t mark);
+  std::vector<wire::Mark> marks() const;
   // The lane that took the latest slice, for a waiter that wants to drive it. Only compared, never followed.
   std::atomic<const void *> driver{nullptr};
   Id128 target_incarnation{};  // the incarnation that its remote handles name
@@ -97,6 +101,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   std::shared_ptr<Link> link_;
   Error first_error_, stop_cause_;
   bool notified_ = false;
+  std::vector<wire::Mark> marks_;  // one for each lane that made any
   int event_fd_ = -1;
   std::vector<uint8_t> item_status_;  // filled when it ends with a failure
 

@@ -34,6 +34,24 @@ void encode_region(Writer &writer, const RegionRecord &region) {
   writer.put_bytes(region.name);
 }
 
+void encode_notify(Writer &writer, const Notify &notify) {
+  writer.put(notify.id);
+  writer.put(static_cast<uint32_t>(notify.marks.size()));
+  for (const Mark &mark : notify.marks) writer.put(mark);
+  writer.put_bytes(notify.payload);
+}
+
+bool decode_notify(std::string_view body, Notify *notify) {
+  Reader reader(body);
+  uint32_t count = 0;
+  if (!reader.get(&notify->id) || !reader.get(&count) || count > kNotifyMarksMax) return false;
+  notify->marks.resize(count);
+  for (Mark &mark : notify->marks) {
+    if (!reader.get(&mark)) return false;
+  }
+  return reader.get_bytes(&notify->payload, kNotifyBytesMax) && reader.done();
+}
+
 bool decode_regions(std::string_view body, std::vector<RegionRecord> *out) {
   Reader reader(body);
   while (!reader.done()) {

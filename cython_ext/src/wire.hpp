@@ -26,6 +26,7 @@ constexpr uint32_t kDescsPerFrameMax = 4096;
 constexpr uint64_t kPayloadPerFrameMax = 64u << 20;
 constexpr uint32_t kControlMessageMax = 1u << 20;
 constexpr uint32_t kNotifyBytesMax = 1u << 16;
+constexpr uint32_t kNotifyMarksMax = 1024;
 constexpr uint32_t kRegionNameMax = 255;
 constexpr uint32_t kOfferBytesMax = 512;
 
@@ -80,10 +81,24 @@ enum Message : uint16_t {
   kRegions = 2,     // server: regions added
   kRegionGone = 3,  // server: key released
   kSync = 4,        // server: all regions that existed at the handshake have been sent
-  kNotify = 5,      // client: id, payload
+  kNotify = 5,      // client: id, marks, payload
   kNotifyAck = 6,   // server: id, status
   kFence = 7,       // client: tear down lane_id
   kFenced = 8,      // server: lane_id can write nothing any more
+};
+
+// A lane of a transport whose bytes pass no processor marks them, and a notification comes after its marks have.
+struct Mark {
+  uint64_t lane;
+  uint32_t mark;  // how many it has made
+  uint32_t reserved;
+};
+static_assert(sizeof(Mark) == 16);
+
+struct Notify {
+  uint64_t id = 0;
+  std::vector<Mark> marks;
+  std::string_view payload;
 };
 
 struct MessageHeader {
@@ -210,6 +225,8 @@ class Reader {
 void append_message(std::string *out, Message type, std::string_view body);
 void encode_region(Writer &writer, const RegionRecord &region);
 // False when the body is malformed.
+void encode_notify(Writer &writer, const Notify &notify);
+bool decode_notify(std::string_view body, Notify *notify);
 bool decode_regions(std::string_view body, std::vector<RegionRecord> *out);
 void encode_offer(Writer &writer, const Offer &offer);
 bool decode_offer(std::string_view body, std::vector<Offer> *offers);

@@ -132,6 +132,8 @@ void expect_rdma_bounds(const RdmaBound<T> &bound) {
 TEST(Config, RdmaHasBoundsOnAnyHost) {
   expect_rdma_bounds<uint32_t>({"rdma_queue_pairs", &mp_config::rdma_queue_pairs, &RdmaConfig::queue_pairs, 1, 16, 2});
   expect_rdma_bounds<uint32_t>(
+      {"rdma_queue_pairs_max", &mp_config::rdma_queue_pairs_max, &RdmaConfig::queue_pairs_max, 1, 65536, 1024});
+  expect_rdma_bounds<uint32_t>(
       {"rdma_queue_depth", &mp_config::rdma_queue_depth, &RdmaConfig::queue_depth, 16, 16384, 256});
   expect_rdma_bounds<uint32_t>(
       {"rdma_inline_bytes", &mp_config::rdma_inline_bytes, &RdmaConfig::inline_bytes, 0, 4096, 128});

@@ -232,13 +232,24 @@ TEST_F(EngineServe, AClientThatComesBackReplacesItsSession) {
   EXPECT_TRUE(ends(old_lane.get()));
 }
 
+TEST_F(EngineServe, ANotificationDoesNotWaitForMarksThatCannotCome) {
+  std::string body;
+  wire::Writer writer(&body);
+  wire::encode_notify(writer, {9, {{1, 5, 0}, {77, 1, 0}}, "over tcp, and over a lane that has ended"});
+  ASSERT_TRUE(send_message(client_.control(), wire::kNotify, body));
+  ControlMessage answer;
+  ASSERT_TRUE(receive_message(client_.control(), &answer));
+  EXPECT_EQ(answer.type, wire::kNotifyAck);
+}
+
 TEST_F(EngineServe, MalformedControlMessagesEndTheSession) {
-  std::string oversized;
-  wire::Writer writer(&oversized);
-  writer.put(uint64_t{1});
-  writer.put_bytes(std::string(wire::kNotifyBytesMax + 1, 'n'));
+  std::string oversized, overmarked;
+  const std::string payload(wire::kNotifyBytesMax + 1, 'n');
+  wire::Writer writer(&oversized), other(&overmarked);
+  wire::encode_notify(writer, {1, {}, payload});
+  wire::encode_notify(other, {1, std::vector<wire::Mark>(wire::kNotifyMarksMax + 1), "n"});
   const std::vector<std::pair<wire::Message, std::string>> bad = {
-      {wire::kNotify, "?"},        {wire::kNotify, oversized}, {wire::kFence, "1234567"},
+      {wire::kNotify, "?"},        {wire::kNotify, oversized}, {wire::kNotify, overmarked}, {wire::kFence, "1234567"},
       {wire::kFence, "123456789"}, {wire::kRegions, ""},       {static_cast<wire::Message>(99), ""}};
   for (const auto &[type, body] : bad) {
     RawClient client(target_.port());

@@ -68,7 +68,9 @@ std::vector<Frame> one_of_each() {
           frame_of(kFind),
           found_frame(1),
           found_frame(3),
-          frame_of(kFound, MP_REGION_RELEASED)};
+          frame_of(kFound, MP_REGION_RELEASED),
+          frame_of(kRail),
+          frame_of(kRail, MP_TRANSPORT_UNAVAILABLE)};
 }
 
 std::string encoded(const Frame &frame) {
@@ -135,7 +137,7 @@ TEST(RdmaFrames, AWrongHeaderIsBad) {
     };
     EXPECT_EQ(with(offsetof(Header, magic), uint32_t{0x3252504d}), Decoded::kBad);
     EXPECT_EQ(with(offsetof(Header, type), uint16_t{0}), Decoded::kBad);
-    EXPECT_EQ(with(offsetof(Header, type), uint16_t{5}), Decoded::kBad);
+    EXPECT_EQ(with(offsetof(Header, type), uint16_t{6}), Decoded::kBad);
     EXPECT_EQ(with(offsetof(Header, status), static_cast<uint16_t>(MP_INTERNAL + 1)), Decoded::kBad);
     EXPECT_EQ(with(offsetof(Header, bytes), UINT32_MAX), Decoded::kBad) << "nobody waits for that much";
   }
@@ -315,6 +317,36 @@ TEST(RdmaPairs, InfiniBandNeverGoesWithEthernet) {
   const RailOffer ib = in_subnet(1, 1, true, false), ethernet = in_subnet(1, 2);
   EXPECT_EQ(pairs_of({ib}, {ethernet}), Pairs{});
   EXPECT_EQ(pairs_of({ib, ethernet}, {ethernet, ib}), (Pairs{{0, 1}, {1, 0}}));
+}
+
+TEST(RdmaChoices, EveryRailIsThereAndItsPartnerComesFirst) {
+  const std::vector<RailOffer> local = {in_subnet(1, 1), in_subnet(2, 1)}, remote = {in_subnet(2, 2), in_subnet(1, 2)};
+  const auto choices = choose_rails(local, remote);
+  ASSERT_EQ(choices.size(), 2u);
+  EXPECT_EQ(choices[0].remotes, (std::vector<uint32_t>{1, 0}));
+  EXPECT_EQ(choices[1].remotes, (std::vector<uint32_t>{0, 1}));
+}
+
+TEST(RdmaChoices, ARailThatIsDownKeepsItsPartner) {
+  const auto choices = choose_rails({in_subnet(1, 1), in_subnet(2, 1, false)}, {in_subnet(1, 2, false), in_subnet(2, 2)});
+  ASSERT_EQ(choices.size(), 2u);
+  EXPECT_EQ(choices[0].remotes, (std::vector<uint32_t>{0, 1}));
+  EXPECT_EQ(choices[1].remotes, (std::vector<uint32_t>{1, 0}));
+}
+
+TEST(RdmaChoices, ARailWithoutAnAddressTakesWhatNobodyElseIsMeantFor) {
+  RailOffer nameless = in_subnet(0, 0, false);
+  nameless.gid = {};
+  const auto choices = choose_rails({nameless, in_subnet(1, 1)}, {in_subnet(1, 2), in_subnet(1, 3)});
+  ASSERT_EQ(choices.size(), 2u);
+  EXPECT_EQ(choices[0].remotes.front(), choices[1].remotes.back());
+}
+
+TEST(RdmaChoices, InfiniBandNeverGoesWithEthernet) {
+  const auto choices = choose_rails({in_subnet(1, 1, true, false)}, {in_subnet(1, 2), in_subnet(1, 3, true, false)});
+  ASSERT_EQ(choices.size(), 1u);
+  EXPECT_EQ(choices[0].remotes, std::vector<uint32_t>{1});
+  EXPECT_TRUE(choose_rails({in_subnet(1, 1, true, false)}, {in_subnet(1, 2)}).empty());
 }
 
 TEST(RdmaPairs, WithoutRailsThereAreNone) {

@@ -56,6 +56,24 @@ TEST(Wire, RegionNamesLongerThanTheBoundAreRefused) {
   EXPECT_FALSE(decode_regions(encoded({{1, 1, 1, 0, std::string(kRegionNameMax + 1, 'n')}}), &got));
 }
 
+TEST(Wire, NotificationsComeBackAsTheyWereSent) {
+  std::string body;
+  Writer writer(&body);
+  encode_notify(writer, {7, {{1, 2, 0}, {UINT64_MAX, UINT32_MAX, 0}}, "payload"});
+  Notify got;
+  ASSERT_TRUE(decode_notify(body, &got));
+  EXPECT_EQ(got.id, 7u);
+  ASSERT_EQ(got.marks.size(), 2u);
+  EXPECT_EQ(got.marks[0].mark, 2u);
+  EXPECT_EQ(got.marks[1].lane, UINT64_MAX);
+  EXPECT_EQ(got.payload, "payload");
+  for (size_t n = 0; n < body.size(); ++n) {
+    const std::vector<char> cut(body.begin(), body.begin() + static_cast<std::ptrdiff_t>(n));
+    EXPECT_FALSE(decode_notify({cut.data(), cut.size()}, &got)) << n << " bytes";
+  }
+  EXPECT_FALSE(decode_notify(body + "?", &got));
+}
+
 TEST(Wire, RandomBytesAreNeverReadPastTheirEnd) {
   std::mt19937 random(17);
   for (uint32_t round = 0; round < 5000; ++round) {

@@ -181,6 +181,12 @@ class Client:
     def send_message(self, kind: int, body: bytes, *, size: int | None = None) -> None:
         self.control.sendall(MESSAGE.pack(len(body) if size is None else size, kind, 0) + body)
 
+    def notify(self, number: int, payload: bytes, marks: dict[int, int] | None = None) -> None:
+        """Send a notification that is to come after so many marks of each lane."""
+        body = struct.pack("<QI", number, len(marks or {}))
+        body += b"".join(struct.pack("<QII", lane, mark, 0) for lane, mark in (marks or {}).items())
+        self.send_message(NOTIFY, body + struct.pack("<I", len(payload)) + payload)
+
     def open_lane(self, lane_id: int = 1, *, session: bytes | None = None, kind: int = LANE) -> socket.socket:
         lane = connect(self.address)
         self.lanes.append(lane)

@@ -39,6 +39,8 @@ def missing() -> str:
     [
         {"rdma_queue_pairs": 0},
         {"rdma_queue_pairs": 17},
+        {"rdma_queue_pairs_max": 0},
+        {"rdma_queue_pairs_max": 65537},
         {"rdma_queue_depth": 15},
         {"rdma_queue_depth": 16385},
         {"rdma_inline_bytes": -1},

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 MAGIC = int.from_bytes(b"MPR1", "little")
-CONNECT, CONNECTED, FIND, FOUND = range(1, 5)
+CONNECT, CONNECTED, FIND, FOUND, RAIL_CHANGED = range(1, 6)
 HEADER = struct.Struct("<IHHIIQ")
 QUEUE_PAIR = struct.Struct("<16sIIHBBB3x")
 FOUND_HEAD = struct.Struct("<QQQI")
@@ -27,6 +27,7 @@ RAIL = struct.Struct("<16sHBBB3x")
 assert (HEADER.size, QUEUE_PAIR.size, RAIL.size) == (24, 32, 24)
 
 OK, REGION_UNKNOWN, REGION_RELEASED = 0, 6, 7
+TRANSPORT_UNAVAILABLE = 5
 WRITABLE = 1
 
 
@@ -76,6 +77,7 @@ class StrangeClient:
 
     def __init__(self, address: str, device: str, *, rail: int = 0) -> None:
         self._client = wire.Client(address)
+        self.notify = self._client.notify
         self.endpoint = Endpoint(device)
         self.lane = self._client.open_lane(kind=wire.RDMA)
         send_frame(self.lane, CONNECT, pack_queue_pair(self.endpoint.address), rail=rail)
@@ -110,12 +112,19 @@ class StrangeClient:
 class StrangeServer:
     """Answers like an engine with one region, whose memory pyverbs registered."""
 
-    def __init__(self, device: str, nbytes: int, *, flags: int = WRITABLE) -> None:
+    def __init__(self, device: str, nbytes: int, *, flags: int = WRITABLE, rails: int = 1) -> None:
         self._device = device
         self._flags = flags
+        self._rails = rails
+        #: Rails for which there is no queue pair, and those for which there was one, in order.
+        self.refused: set[int] = set()
+        self.connected: list[int] = []
+        self._lanes: list[socket.socket] = []
         self._endpoints: list[Endpoint] = []
         self._owner = Endpoint(device)
         self.buffer: Buffer = self._owner.register(nbytes)
+        #: Payloads of notifications, and the marks that each was to come after.
+        self.notified: list[tuple[bytes, dict[int, int]]] = []
         self._incarnation, self._session = os.urandom(16), os.urandom(16)
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
@@ -163,28 +172,49 @@ class StrangeServer:
 
         address = self._owner.address
         rail = RAIL.pack(socket.inet_pton(socket.AF_INET6, address.gid), 0, 1, 1, address.mtu)
-        blob = bytes([1, 1]) + rail
+        blob = bytes([1, self._rails]) + rail * self._rails
         name = b"rdma"
         message(wire.OFFER, struct.pack("<I", len(name)) + name + struct.pack("<I", len(blob)) + blob)
         region = b"kv"
         message(wire.REGIONS, struct.pack("<QQQII", 4711, self.buffer.length, 1, self._flags, len(region)) + region)
         message(wire.SYNC, b"")
-        while sock.recv(4096):
-            pass
+        while True:
+            size, kind, _ = wire.MESSAGE.unpack(wire.receive(sock, wire.MESSAGE.size))
+            body = wire.receive(sock, size)
+            if kind == wire.NOTIFY:
+                number, count = struct.unpack_from("<QI", body)
+                marks = [struct.unpack_from("<QII", body, 12 + 16 * index) for index in range(count)]
+                self.notified.append((body[16 + 16 * count :], {lane: mark for lane, mark, _ in marks}))
+                message(wire.NOTIFY_ACK, struct.pack("<QI", number, OK))
 
     def _serve_lane(self, sock: socket.socket) -> None:
         while True:
             frame = receive_frame(sock)
-            if frame.kind == CONNECT:
+            if frame.kind == CONNECT and frame.rail in self.refused:
+                send_frame(sock, CONNECTED, b"not today", status=TRANSPORT_UNAVAILABLE)
+            elif frame.kind == CONNECT:
+                self.connected.append(frame.rail)
+                self._lanes.append(sock)
                 endpoint = Endpoint(self._device, beside=self._owner)
                 self._endpoints.append(endpoint)
                 endpoint.connect(unpack_queue_pair(frame.body))
+                for _ in range(32):
+                    endpoint.receive(self.buffer)
                 send_frame(sock, CONNECTED, pack_queue_pair(endpoint.address))
             else:
                 assert (frame.kind, frame.key) == (FIND, 4711)
                 length = self.buffer.length
                 body = FOUND_HEAD.pack(length, 1 << 30, self.buffer.address, 1) + struct.pack("<I", self.buffer.rkey)
                 send_frame(sock, FOUND, body, key=frame.key)
+
+    def say(self, *, rail: int, up: bool) -> None:
+        """Tell the client of the latest lane that a rail went up or down."""
+        send_frame(self._lanes[-1], RAIL_CHANGED, status=OK if up else TRANSPORT_UNAVAILABLE, rail=rail)
+
+    def marks(self) -> list[int]:
+        """Return how many marks each queue pair was given."""
+        taken = [endpoint.cq.poll(32)[1] for endpoint in self._endpoints]
+        return [len(completions) for completions in taken]
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)

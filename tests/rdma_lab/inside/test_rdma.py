@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 
 import numpy as np
@@ -68,11 +69,14 @@ def test_a_region_larger_than_a_registration_is_split() -> None:
 def test_both_rails_carry_large_transfers() -> None:
     pair = Pair("ab", nbytes=64 * MIB)
     try:
-        # The rails share two processors with everything else here, so one transfer alone may find one of them faster.
-        for _ in range(3):
+        # The rails share two processors with everything else here, so one of them may be faster for once.
+        shares = []
+        for _ in range(5):
+            before = pair.rails()["rxea0:1"]["written_bytes"]
             pair.client.write(pair.peer, pair.local, pair.remote).wait(WAIT)
+            shares.append((pair.rails()["rxea0:1"]["written_bytes"] - before) / (64 * MIB))
         assert np.array_equal(pair.remote_memory, pair.local_memory)
-        shares = [rail["written_bytes"] / (3 * 64 * MIB) for rail in pair.rails().values()]
-        assert all(0.3 <= share <= 0.7 for share in shares), shares
+        assert 0.4 <= statistics.median(shares) <= 0.6, shares
+        assert all(0.2 <= share <= 0.8 for share in shares), shares
     finally:
         pair.close()

@@ -117,6 +117,23 @@ def test_a_rail_that_comes_back_is_used_again(make_pair: Callable[..., Pair], li
     assert pair.moved() - before == 8 * MIB
 
 
+def test_a_rail_that_was_down_when_the_peer_connected_is_used_once_it_is_back(
+    make_pair: Callable[..., Pair], links: Links
+) -> None:
+    links.down("b0")
+    pair = make_pair("ab")
+    pair.client.write(pair.peer, pair.local, pair.remote).wait(WAIT)
+    assert pair.rails()["rxeb0:1"]["written_bytes"] == 0
+    links.up("b0")
+
+    def carries() -> bool:
+        pair.client.write(pair.peer, pair.local, pair.remote).wait(WAIT)
+        return bool(pair.rails()["rxeb0:1"]["written_bytes"])
+
+    wait_until(carries, "the rail to carry something")
+    assert np.array_equal(pair.remote_memory, pair.local_memory)
+
+
 def test_a_region_released_under_a_transfer_fails_it_and_nothing_else(make_pair: Callable[..., Pair]) -> None:
     pair = make_pair("a", nbytes=LARGE)
     other = np.zeros(MIB, np.uint8)

@@ -122,3 +122,67 @@ def test_an_engine_writes_and_reads_memory_that_a_stranger_registered() -> None:
         client.read(peer, region, peer.regions["kv"]).wait(WAIT)
         assert local.tobytes() == there
         assert not server.errors
+
+
+def test_a_notification_waits_for_the_marks_of_its_bytes() -> None:
+    with engine("server", "rxea1") as server:
+        server.register(np.zeros(4096, np.uint8), name="kv")
+        with StrangeClient(str(server.address), "rxea0") as client:
+            _, keys = client.find(client.regions["kv"].key)
+            assert keys is not None
+            sent = client.endpoint.register(4096)
+            client.notify(1, b"first", {1: 2})
+            client.notify(2, b"second")
+            client.endpoint.write_with_immediate(sent, keys.start, keys.rkeys[0], 0)
+            client.endpoint.finish()
+            assert server.notifications(0.5) == []  # nor does the second one overtake the first
+            client.endpoint.write_with_immediate(sent, keys.start, keys.rkeys[0], 0)
+            arrived = server.notifications(WAIT)
+            arrived += server.notifications(WAIT) if len(arrived) == 1 else []
+            assert [bytes(one.payload) for one in arrived] == [b"first", b"second"]
+            client.notify(3, b"never marked", {1: 100})
+            assert server.notifications(0.2) == []
+            client.lane.close()
+            # What had been sent over the lane is in place once its queue pair is gone.
+            assert [bytes(one.payload) for one in server.notifications(WAIT)] == [b"never marked"]
+
+
+def test_more_marks_than_receives_are_posted_arrive() -> None:
+    with engine("server", "rxea1") as server:
+        server.register(np.zeros(4096, np.uint8), name="kv")
+        with StrangeClient(str(server.address), "rxea0") as client:
+            _, keys = client.find(client.regions["kv"].key)
+            assert keys is not None
+            sent = client.endpoint.register(16)
+            for _ in range(10):
+                for _ in range(40):
+                    client.endpoint.write_with_immediate(sent, keys.start, keys.rkeys[0], 0)
+                client.endpoint.finish(40)
+            client.notify(1, b"all", {1: 400})
+            assert len(server.notifications(WAIT)) == 1
+
+
+def test_a_message_on_a_queue_pair_that_takes_only_marks_ends_its_lane() -> None:
+    with engine("server", "rxea1") as server:
+        server.register(np.zeros(4096, np.uint8), name="kv")
+        with StrangeClient(str(server.address), "rxea0") as client:
+            client.endpoint.send(client.endpoint.register(64))
+            wait_until(lambda: server.stats()["rails"][0]["queue_pairs"] == 0, "the queue pair to end")
+
+
+@pytest.mark.parametrize("count", [1, 700])
+def test_an_engine_marks_the_bytes_of_a_notification_and_no_others(count: int) -> None:
+    with StrangeServer("rxea1", MIB) as server, engine("client", "rxea0") as client:
+        region = client.register(np.zeros(MIB, np.uint8))
+        peer = client.connect(server.address, timeout=WAIT)
+        kv = peer.regions["kv"]
+        client.write(peer, region, kv).wait(WAIT)
+        client.read(peer, region, kv, notify=b"read").wait(WAIT)
+        assert sum(server.marks()) == 0
+        offsets = np.arange(count) * 1024
+        client.write(peer, region, kv, offsets, offsets, 512, notify=b"x").wait(WAIT)
+        assert server.notified[0] == (b"read", {})
+        payload, marks = server.notified[1]
+        assert payload == b"x"
+        assert sum(server.marks()) == sum(marks.values()) >= 1
+        assert not server.errors
