@@ -109,7 +109,7 @@ void Lane::submitted() {
   if (!lock.owns_lock()) return kick();
   if (!ready_.load(std::memory_order_relaxed)) return;
   send_first_locked();
-  if (ready_.load(std::memory_order_relaxed)) arm_locked();
+  if (ready_.load(std::memory_order_relaxed)) arm_submitted_locked();
   lock.unlock();
   if (attention_.load()) kick();
 }
@@ -243,7 +243,7 @@ void Lane::assist(Transfer &transfer, int64_t until) {
     mine = assisted_ = true;
   });
   if (!mine) return;
-  const bool bulk = transfer.bytes >= kBulkBytes;
+  const bool bulk = transfer.bytes >= kBulkBytes && copies();
   int64_t spin_until = now_ns() + int64_t{engine_.config.spin_us} * 1000;
   bool usable = true;
   ActiveThreads::enter();

@@ -63,6 +63,10 @@ class Lane : public Handler, public std::enable_shared_from_this<Lane> {
   virtual void send_first_locked() = 0;
   // Tells the I/O thread what to watch.
   virtual void arm_locked() = 0;
+  // The same after work was queued by a thread that may wait for it in a moment.
+  virtual void arm_submitted_locked() { arm_locked(); }
+  // Whether processors move the bytes, so that looking for their end would slow them down.
+  virtual bool copies() const { return true; }
   // Something is in flight.
   virtual bool busy_locked() const = 0;
   virtual bool carries_locked(const Transfer &transfer) const = 0;

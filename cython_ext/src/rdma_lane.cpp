@@ -22,6 +22,7 @@ constexpr uint32_t kChainMax = 32;
 constexpr size_t kReceiveBytes = 16 * 1024;
 // A cancelled transfer whose requests end by themselves costs nobody a queue pair.
 constexpr int64_t kGrace = 10 * kMillisecond;
+constexpr int64_t kArmLateNs = kMillisecond;
 // How often a lane that takes nothing new looks whether it can leave.
 constexpr int64_t kGoBackNs = 5 * kMillisecond;
 constexpr uint64_t kMessageMax = 1u << 30;  // RC allows 2^31; what every device takes
@@ -87,6 +88,7 @@ void RdmaLane::begin_locked() {
                                : io_.add(channel_, EPOLLIN);
   }
   watched_ = EPOLLIN;
+  channel_watched_ = true;
   if (!error) error = io_.add(shared_from_this(), watched_);
   if (error) return cut_locked(std::move(error));
   requests_.resize(kChainMax);
@@ -206,10 +208,46 @@ void RdmaLane::drive_locked() {
 
 void RdmaLane::arm_locked() {
   const bool wanted = probing_ || !chains_.empty();
-  if (!wanted || armed_ || (assisted_ && !asleep_)) return;
+  if (!wanted || assisted_) return;
+  watch_channel_locked(true);
+  arm_queue_locked();
+}
+
+void RdmaLane::watch_channel_locked(bool watched) {
+  if (channel_watched_ == watched) return;
+  channel_watched_ = watched;
+  io_.modify(*channel_, watched ? uint32_t{EPOLLIN} : 0u);
+}
+
+void RdmaLane::arm_queue_locked() {
+  if (armed_) return;
   armed_ = queue_->arm();
   // What came before makes nothing ready.
   while (queue_ != nullptr && poll_locked()) post_locked();
+}
+
+// A thread that waits for one transfer after the other finds the completions itself. An armed queue would wake the I/O
+// thread for each of them, so it is armed only when nobody has come to wait.
+void RdmaLane::arm_submitted_locked() {
+  if (waited_ && !chains_.empty()) {
+    arm_late_locked();
+  } else {
+    arm_locked();
+  }
+}
+
+void RdmaLane::arm_late_locked() {
+  if (arm_late_) return;
+  arm_late_ = true;
+  io_.call_at(now_ns() + kArmLateNs, [weak = weak_from_this()] {
+    const auto self = std::static_pointer_cast<RdmaLane>(weak.lock());
+    if (self == nullptr) return;
+    self->with_lock([&] {
+      self->arm_late_ = false;
+      // A thread that waits arms it when it leaves.
+      if (self->queue_ != nullptr && !self->assisted_) self->drive_locked();
+    });
+  });
 }
 
 // True when something was completed.
@@ -242,6 +280,7 @@ bool RdmaLane::poll_locked() {
     }
     if (queue_ == nullptr) return false;
   }
+  if (n > 0) waited_ = assisted_;
   if (n > 0) progressed_locked();
   return n > 0;
 }
@@ -531,10 +570,10 @@ std::optional<pollfd> RdmaLane::sleep_on_locked() {
   // Waits for keys, which the I/O thread receives.
   if (chains_.empty()) return pollfd{-1, 0, 0};
   const size_t before = chains_.size();
-  arm_locked();
-  if (queue_ == nullptr || chains_.size() != before) return {};
   // Nobody else has to look meanwhile.
-  io_.modify(*channel_, 0);
+  watch_channel_locked(false);
+  arm_queue_locked();
+  if (queue_ == nullptr || chains_.size() != before) return {};
   return pollfd{channel_->fd(), POLLIN, 0};
 }
 
@@ -543,7 +582,6 @@ void RdmaLane::sleep_ended_locked() {
   if (queue_ == nullptr) return;
   queue_->clear();
   armed_ = false;
-  io_.modify(*channel_, EPOLLIN);
 }
 
 void RdmaLane::cancel_locked(const Transfer &transfer) {

@@ -62,6 +62,11 @@ class RdmaLane final : public Lane {
   void drive_locked() override;
   void send_first_locked() override { post_locked(); }
   void arm_locked() override;
+  void arm_submitted_locked() override;
+  bool copies() const override { return false; }
+  void arm_late_locked();
+  void arm_queue_locked();
+  void watch_channel_locked(bool watched);
   bool busy_locked() const override { return !frames_.empty(); }
   bool carries_locked(const Transfer &transfer) const override;
   void cancel_locked(const Transfer &transfer) override;
@@ -95,13 +100,16 @@ class RdmaLane final : public Lane {
   const std::shared_ptr<Rail> rail_;
   const std::shared_ptr<RdmaHost> host_;
   const std::vector<uint32_t> remotes_;
-  size_t remote_ = 0;          // the place in it of the one in use
-  bool failed_ = false;        // nothing came through it
-  bool going_back_ = false;    // takes nothing new, to connect to the rail that it is meant for
-  bool counted_ = false;       // among the engine's queue pairs
+  size_t remote_ = 0;        // the place in it of the one in use
+  bool failed_ = false;      // nothing came through it
+  bool going_back_ = false;  // takes nothing new, to connect to the rail that it is meant for
+  bool counted_ = false;     // among the engine's queue pairs
   std::unique_ptr<RdmaQueue> queue_;
   std::shared_ptr<Channel> channel_, left_;  // left_: that a waiter still sleeps on
   bool armed_ = false;
+  bool channel_watched_ = false;  // by the I/O thread
+  bool waited_ = false;           // the latest completion was found by a thread that waited for it
+  bool arm_late_ = false;         // a timer looks whether nobody waits
   bool probing_ = false;
   uint32_t watched_ = 0;
   std::string in_, out_;
@@ -112,8 +120,8 @@ class RdmaLane final : public Lane {
   std::deque<Chain> chains_;
   uint64_t next_frame_ = 1;
   uint32_t marks_ = 0;  // made with this queue pair
-  uint32_t used_ = 0;  // requests in the queue
-  Local local_;        // the latest
+  uint32_t used_ = 0;   // requests in the queue
+  Local local_;         // the latest
   std::vector<ibv_send_wr> requests_;
   std::vector<ibv_sge> pieces_;
   std::vector<uint64_t> zero_based_;  // the piece's address for the device; pieces_ has it for the processor
