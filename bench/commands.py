@@ -178,7 +178,7 @@ def cli(ctx: click.Context, json_file: str | None, plot_file: Path | None) -> No
     type=ListOf("size", auto(SIZE)),
     default="auto",
     show_default=True,
-    help="Smallest piece of a large transfer that travels alone: 256KiB, 4MiB.",
+    help="What a lane takes of a large transfer at once: 256KiB, 4MiB.",
 )
 @click.option(
     "--inline",

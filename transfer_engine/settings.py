@@ -87,7 +87,7 @@ class EngineSettings:
     )
     slice_bytes: int = setting(
         1 << 20,
-        "Smallest piece of a large transfer that travels alone over a lane.",
+        "What a lane takes of a large transfer at once. TCP takes more of very large ones, RDMA on several rails less.",
         unit="bytes",
         minimum=64 << 10,
         maximum=32 << 20,

@@ -72,6 +72,7 @@ Error Engine::register_rdma(Region &region) {
     return config.require == "rdma" ? error : Error{};
   }
   region.set_rdma(std::move(registrations));
+  region.set_numa_node(numa_node_of(region.base));  // its pages are there now
   return {};
 }
 

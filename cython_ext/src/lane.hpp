@@ -49,6 +49,8 @@ class Lane : public Handler, public std::enable_shared_from_this<Lane> {
   // It is ready, or will be in a moment: it was until now and has not failed to connect since, or only has to be woken.
   bool promising() const { return ready() || promising_.load(std::memory_order_relaxed) || resting(); }
   uint64_t load() const { return load_.load(std::memory_order_relaxed); }
+  // What its being far from the transfer's memory is worth, in bytes under way.
+  virtual uint64_t distance(const Transfer &) const { return 0; }
 
  protected:
   // ---- what a kind of lane does, under the lock but for the first two

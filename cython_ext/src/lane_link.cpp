@@ -45,7 +45,7 @@ void LaneLink::submit(const std::shared_ptr<Transfer> &transfer) {
     return;
   }
   if (single) {
-    Lane &lane = lane_for_small();
+    Lane &lane = lane_for_small(*transfer);
     if (lane.load() > 0) rouse(1);
     lane.submitted();
     if (!lane.ready()) wake_lanes(1);  // it broke since it was chosen
@@ -55,15 +55,17 @@ void LaneLink::submit(const std::shared_ptr<Transfer> &transfer) {
   if (!promising()) stranded(make_error(MP_PEER_LOST, "no lane to the peer is connected"));
 }
 
-// An idle lane if there is one, so that threads do not wait for each other; otherwise the least loaded.
-Lane &LaneLink::lane_for_small() {
+// The nearest idle lane if there is one, so that threads do not wait for each other; otherwise the least loaded.
+Lane &LaneLink::lane_for_small(const Transfer &transfer) {
   const size_t first = std::hash<std::thread::id>{}(std::this_thread::get_id()) % lanes_.size();
   Lane *best = lanes_[first].get();
-  for (size_t i = 0; i < lanes_.size(); ++i) {
+  uint64_t least = UINT64_MAX;
+  for (size_t i = 0; i < lanes_.size() && least > 0; ++i) {
     Lane *lane = lanes_[(first + i) % lanes_.size()].get();
     if (!lane->ready()) continue;
-    if (lane->load() == 0) return *lane;
-    if (!best->ready() || lane->load() < best->load()) best = lane;
+    const uint64_t cost = lane->load() + lane->distance(transfer);
+    if (cost < least) best = lane;
+    least = std::min(least, cost);
   }
   return *best;
 }

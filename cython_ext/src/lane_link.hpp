@@ -62,7 +62,7 @@ class LaneLink : public Link, public std::enable_shared_from_this<LaneLink> {
     std::vector<Work> work;
     Error cause;
   };
-  Lane &lane_for_small();
+  Lane &lane_for_small(const Transfer &transfer);
   void wake_lanes(size_t n);
   // Connects up to `n` lanes that rest.
   void rouse(size_t n);

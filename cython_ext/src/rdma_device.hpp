@@ -49,6 +49,7 @@ class RdmaDevice {
   ibv_context *context = nullptr;
   ibv_pd *pd = nullptr;
   ibv_device_attr attributes{};
+  int numa_node = -1;  // where it is attached; -1: it makes no difference, or nobody knows
 
  private:
   RdmaDevice(const Verbs &verbs, std::string name);

@@ -24,10 +24,13 @@ class RdmaLane final : public Lane {
            std::vector<uint32_t> remotes);
 
   const Rail &rail() const { return *rail_; }
+  uint64_t distance(const Transfer &transfer) const override;
   // The port went up or down.
   void rail_changed();
 
  private:
+  // One doorbell and one signalled completion for so many requests.
+  static constexpr uint32_t kChainMax = 32;
   // Completions make this descriptor ready.
   class Channel;
   // Part of a transfer whose work requests are being posted, or have been.

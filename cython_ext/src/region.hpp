@@ -73,6 +73,9 @@ class Region {
   // Its registrations for RDMA, or nullptr.
   std::shared_ptr<RdmaMemory> rdma() const;
   void set_rdma(std::shared_ptr<RdmaMemory> registrations);
+  // Where its first byte is, as far as is known; otherwise -1.
+  int numa_node() const { return numa_node_.load(std::memory_order_relaxed); }
+  void set_numa_node(int node) { numa_node_.store(node, std::memory_order_relaxed); }
   // After try_release: returns when no peer copies to or from the memory any more. Those that do not stop until `until`
   // keep old pages that are not this region's any more. False when there is no memory for new ones.
   bool stop_sharing(int64_t until);
@@ -92,6 +95,7 @@ class Region {
   std::condition_variable unserved_;
   std::vector<Share> shares_;
   std::shared_ptr<RdmaMemory> rdma_;
+  std::atomic<int> numa_node_{-1};
 };
 
 // Holds the `serving` count of one region.

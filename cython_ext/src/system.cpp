@@ -4,8 +4,10 @@
 #include <pthread.h>
 #include <sched.h>
 #include <sys/random.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <mutex>
@@ -80,6 +82,15 @@ void Fd::reset() {
     if ((g_owned[fd / 64].fetch_and(~bit) & bit) == 0) return;  // already closed by the fork handler
   }
   ::close(fd);
+}
+
+int numa_node_of(const void *address) {
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  void *start = reinterpret_cast<void *>(reinterpret_cast<uintptr_t>(address) / page * page);
+  int node = -1;
+  // Without nodes to move to it only tells where the page is.
+  if (syscall(SYS_move_pages, 0, 1ul, &start, nullptr, &node, 0) != 0) return -1;
+  return std::max(node, -1);
 }
 
 unsigned cpu_count() {

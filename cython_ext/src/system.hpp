@@ -68,5 +68,7 @@ class Fd {
 };
 
 unsigned cpu_count();
+// The NUMA node of the page at `address`; -1 when it has none yet, or the kernel does not say.
+int numa_node_of(const void *address);
 
 }  // namespace moonpool
