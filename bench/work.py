@@ -46,7 +46,7 @@ class Tuning:
         devices: RDMA devices of the initiating side, as the setting ``rdma_devices`` has them.
         target_devices: those of the target.
         queue_pairs: for each peer and rail.
-        slice_bytes: smallest piece of a large transfer that travels alone.
+        slice_bytes: what a lane takes of a large transfer at once.
         inline_bytes: RDMA writes up to this size travel inside their work request.
         spin_us: how long a waiting thread looks for the result before it sleeps.
     """

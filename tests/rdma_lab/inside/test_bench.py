@@ -49,7 +49,19 @@ def test_a_sweep_stands_beside_perftest(op: str) -> None:
 def test_both_rails_carry_bytes() -> None:
     ends = ("--devices", "rxea0,rxeb0", "--target-devices", "rxea1,rxeb1")
     (row,) = measured(
-        *ends, "--op", "write", "--block-size", "1MiB", "--batch", "2", "--slice", "64KiB", "--only", "engine"
+        *ends,
+        "--op",
+        "write",
+        "--block-size",
+        "1MiB",
+        "--batch",
+        "2",
+        "--slice",
+        "64KiB",
+        "--only",
+        "engine",
+        "--duration",
+        "500ms",
     )
     assert set(row["rail_bytes"]) == {"rxea0:1", "rxeb0:1"}
     assert min(row["rail_bytes"].values()) > 0

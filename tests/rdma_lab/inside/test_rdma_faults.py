@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -200,31 +199,6 @@ def test_a_peer_that_was_killed_and_came_back_is_used_again() -> None:
             peer.ensure(timeout=WAIT)
             client.read(peer, region, peer.regions["kv"]).wait(WAIT)
             assert (local == 2).all()
-
-
-@pytest.mark.timeout(120)
-def test_64_peers_in_one_process() -> None:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-    with ExitStack() as stack:
-        servers = []
-        for i in range(64):
-            server = stack.enter_context(
-                TransferEngine(f"server {i}", transports="rdma,tcp", rdma_devices="rxea1", io_threads=1)
-            )
-            server.register(np.full(4096, i, np.uint8), name="kv")
-            servers.append(server)
-        client = stack.enter_context(
-            TransferEngine("client", transports="rdma,tcp", require="rdma", rdma_devices="rxea0", connect_timeout=20.0)
-        )
-        local = np.zeros(64 * 4096, np.uint8)
-        region = client.register(local)
-        begin = time.monotonic()
-        peers = [client.connect(str(server.address), timeout=WAIT) for server in servers]
-        transfers = [client.read(peer, region, peer.regions["kv"], i * 4096, 0, 4096) for i, peer in enumerate(peers)]
-        for transfer in transfers:
-            transfer.wait(WAIT)
-        assert time.monotonic() - begin < 20.0
-        assert all((local[i * 4096 : (i + 1) * 4096] == i).all() for i in range(64))
 
 
 def test_idle_engines_use_no_cpu(make_pair: Callable[..., Pair]) -> None:

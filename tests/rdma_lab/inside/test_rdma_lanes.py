@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import resource
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -95,6 +96,40 @@ def test_more_peers_at_work_than_there_are_queue_pairs(many: Many) -> None:
         for read in reads:
             read.wait(WAIT)
     assert all((many.local[i * MIB : (i + 1) * MIB] == i + 1).all() for i in range(PEERS))
+
+
+@pytest.mark.timeout(120)
+def test_300_peers_share_64_queue_pairs() -> None:
+    count = 300
+    resource.setrlimit(resource.RLIMIT_NOFILE, (16384, 16384))
+    with ExitStack() as stack:
+        servers = []
+        for index in range(count):
+            server = stack.enter_context(
+                TransferEngine(f"server {index}", transports="rdma,tcp", rdma_devices="rxea1", io_threads=1)
+            )
+            server.register(np.full(4096, index % 251, np.uint8), name="kv")
+            servers.append(server)
+        client = stack.enter_context(
+            TransferEngine(
+                "client",
+                transports="rdma,tcp",
+                require="rdma",
+                rdma_devices="rxea0",
+                rdma_queue_pairs_max=64,
+                connect_timeout=20.0,
+            )
+        )
+        local = np.zeros(count * 4096, np.uint8)
+        region = client.register(local)
+        begin = time.monotonic()
+        peers = [client.connect(str(server.address), timeout=WAIT) for server in servers]
+        reads = [client.read(peer, region, peer.regions["kv"], i * 4096, 0, 4096) for i, peer in enumerate(peers)]
+        for read in reads:
+            read.wait(WAIT)
+        assert time.monotonic() - begin < 20.0
+        assert queue_pairs(client) <= 64
+        assert (local.reshape(count, 4096) == (np.arange(count) % 251)[:, None]).all()
 
 
 def test_another_rail_of_the_peer_serves_until_the_one_that_was_meant_is_back() -> None:
