@@ -106,8 +106,8 @@ cdef class Engine:
                  uint32_t connect_timeout_ms, uint32_t progress_timeout_ms, uint32_t deadline_ms,
                  uint32_t regions_max, uint32_t peers_max, uint32_t notifications_max,
                  rdma_devices, uint32_t rdma_queue_pairs, uint32_t rdma_queue_pairs_max, uint32_t rdma_queue_depth,
-                 uint32_t rdma_inline_bytes, uint32_t rdma_service_level, uint32_t rdma_traffic_class, uint32_t rdma_pkey_index,
-                 uint64_t rdma_registration_bytes_max):
+                 uint32_t rdma_inline_bytes, uint32_t rdma_service_level, uint32_t rdma_traffic_class,
+                 uint32_t rdma_pkey_index, uint64_t rdma_registration_bytes_max):
         cdef mp_config config
         cdef uint8_t incarnation[16]
         cdef bytes name_text = encoded(name, "name", MP_CONFIG)

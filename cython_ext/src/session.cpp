@@ -160,7 +160,8 @@ Error Session::on_notify(std::string_view body) {
   if (!wire::decode_notify(body, &notify)) return make_error(MP_PROTOCOL, "a malformed notification");
   {
     std::lock_guard lock(mutex_);
-    if (pending_.size() >= kPendingMax) return make_error(MP_PROTOCOL, "too many notifications whose bytes do not come");
+    if (pending_.size() >= kPendingMax)
+      return make_error(MP_PROTOCOL, "too many notifications whose bytes do not come");
     pending_.push_back({notify.id, std::move(notify.marks), std::string(notify.payload)});
   }
   deliver();

@@ -31,7 +31,8 @@ class Session : public std::enable_shared_from_this<Session> {
   void drop_region(const Region &region);
   // Ends the control connection and every lane; when it returns nothing of this session touches memory.
   void close();
-  // close(), and then also the copies that a client on this host makes by itself are over. False: one is not at `until`.
+  // close(), and then also the copies that a client on this host makes by itself are over. False: one is not at
+  // `until`.
   bool end(int64_t until);
   void rail_changed(uint32_t rail, bool up);
   // A lane got further: delivers the notifications that were waiting for it.
@@ -62,7 +63,7 @@ class Session : public std::enable_shared_from_this<Session> {
     std::string payload;
   };
   std::deque<Pending> pending_;  // notifications, in the order in which they are delivered
-  std::set<uint64_t> fenced_;  // lanes that were not here when they were fenced, and must not come later
+  std::set<uint64_t> fenced_;    // lanes that were not here when they were fenced, and must not come later
 };
 
 }  // namespace moonpool

@@ -248,9 +248,13 @@ TEST_F(EngineServe, MalformedControlMessagesEndTheSession) {
   wire::Writer writer(&oversized), other(&overmarked);
   wire::encode_notify(writer, {1, {}, payload});
   wire::encode_notify(other, {1, std::vector<wire::Mark>(wire::kNotifyMarksMax + 1), "n"});
-  const std::vector<std::pair<wire::Message, std::string>> bad = {
-      {wire::kNotify, "?"},        {wire::kNotify, oversized}, {wire::kNotify, overmarked}, {wire::kFence, "1234567"},
-      {wire::kFence, "123456789"}, {wire::kRegions, ""},       {static_cast<wire::Message>(99), ""}};
+  const std::vector<std::pair<wire::Message, std::string>> bad = {{wire::kNotify, "?"},
+                                                                  {wire::kNotify, oversized},
+                                                                  {wire::kNotify, overmarked},
+                                                                  {wire::kFence, "1234567"},
+                                                                  {wire::kFence, "123456789"},
+                                                                  {wire::kRegions, ""},
+                                                                  {static_cast<wire::Message>(99), ""}};
   for (const auto &[type, body] : bad) {
     RawClient client(target_.port());
     ASSERT_TRUE(client.open_control());

@@ -328,7 +328,8 @@ TEST(RdmaChoices, EveryRailIsThereAndItsPartnerComesFirst) {
 }
 
 TEST(RdmaChoices, ARailThatIsDownKeepsItsPartner) {
-  const auto choices = choose_rails({in_subnet(1, 1), in_subnet(2, 1, false)}, {in_subnet(1, 2, false), in_subnet(2, 2)});
+  const auto choices =
+      choose_rails({in_subnet(1, 1), in_subnet(2, 1, false)}, {in_subnet(1, 2, false), in_subnet(2, 2)});
   ASSERT_EQ(choices.size(), 2u);
   EXPECT_EQ(choices[0].remotes, (std::vector<uint32_t>{0, 1}));
   EXPECT_EQ(choices[1].remotes, (std::vector<uint32_t>{1, 0}));

@@ -86,26 +86,26 @@ typedef struct mp_config {
   const char *require;    /* NULL, or the one transport every transfer must use */
   const uint8_t *secret;  /* cluster secret, or NULL */
   size_t secret_bytes;
-  int32_t insecure;             /* allow listening beyond loopback without a secret */
-  uint32_t lanes;               /* TCP connections per peer; 0: chosen from the cores. At most 64 */
-  uint32_t io_threads;          /* 0: chosen from the cores. At most 64 */
-  uint64_t slice_bytes;         /* of a large transfer that a lane takes at once; tcp may take more, rdma on several
-                                 * rails less. 0: 1 MiB */
-  uint32_t spin_us;             /* how long a waiter or an I/O thread looks before it sleeps; UINT32_MAX: default */
-  uint32_t connect_timeout_ms;  /* 0: 5000 */
-  uint32_t progress_timeout_ms; /* no byte moved on a busy lane for so long: it is broken. 0: 10000 */
-  uint32_t deadline_ms;         /* default deadline of a transfer. 0: 60000 */
-  uint32_t regions_max;         /* 0: 1048576 */
-  uint32_t peers_max;           /* inbound sessions; 0: 4096 */
-  uint32_t notifications_max;   /* queued, not yet taken; 0: 65536. Each at most 64 KiB, 64 MiB together */
-  const char *rdma_devices;     /* NULL: all; or NAME[:PORT][@GID_INDEX] with commas, such as "mlx5_0:1@3,mlx5_1" */
-  uint32_t rdma_queue_pairs;    /* per peer and rail; 0: 2. At most 16 */
+  int32_t insecure;              /* allow listening beyond loopback without a secret */
+  uint32_t lanes;                /* TCP connections per peer; 0: chosen from the cores. At most 64 */
+  uint32_t io_threads;           /* 0: chosen from the cores. At most 64 */
+  uint64_t slice_bytes;          /* of a large transfer that a lane takes at once; tcp may take more, rdma on several
+                                  * rails less. 0: 1 MiB */
+  uint32_t spin_us;              /* how long a waiter or an I/O thread looks before it sleeps; UINT32_MAX: default */
+  uint32_t connect_timeout_ms;   /* 0: 5000 */
+  uint32_t progress_timeout_ms;  /* no byte moved on a busy lane for so long: it is broken. 0: 10000 */
+  uint32_t deadline_ms;          /* default deadline of a transfer. 0: 60000 */
+  uint32_t regions_max;          /* 0: 1048576 */
+  uint32_t peers_max;            /* inbound sessions; 0: 4096 */
+  uint32_t notifications_max;    /* queued, not yet taken; 0: 65536. Each at most 64 KiB, 64 MiB together */
+  const char *rdma_devices;      /* NULL: all; or NAME[:PORT][@GID_INDEX] with commas, such as "mlx5_0:1@3,mlx5_1" */
+  uint32_t rdma_queue_pairs;     /* per peer and rail; 0: 2. At most 16 */
   uint32_t rdma_queue_pairs_max; /* of this engine for its own requests; the idlest make room. 0: 1024. To 65536 */
-  uint32_t rdma_queue_depth;    /* work requests in a queue pair; 0: 256. 16 to 16384, less where the device has less */
-  uint32_t rdma_inline_bytes;   /* writes up to this size travel in the request; UINT32_MAX: 128. At most 4096 */
-  uint32_t rdma_service_level;  /* 0 to 15 */
-  uint32_t rdma_traffic_class;  /* 0 to 255; DSCP in its upper six bits */
-  uint32_t rdma_pkey_index;     /* in the port's table of partition keys */
+  uint32_t rdma_queue_depth;   /* work requests in a queue pair; 0: 256. 16 to 16384, less where the device has less */
+  uint32_t rdma_inline_bytes;  /* writes up to this size travel in the request; UINT32_MAX: 128. At most 4096 */
+  uint32_t rdma_service_level; /* 0 to 15 */
+  uint32_t rdma_traffic_class; /* 0 to 255; DSCP in its upper six bits */
+  uint32_t rdma_pkey_index;    /* in the port's table of partition keys */
   uint64_t rdma_registration_bytes_max; /* larger memory is registered in pieces; 0: what the devices allow */
 } mp_config;
 
@@ -118,9 +118,9 @@ MP_API mp_status mp_engine_open(const mp_config *config, mp_engine **engine, mp_
 MP_API mp_status mp_engine_close(mp_engine *engine, mp_error *error);
 /* Ends every connection that the engine of this incarnation (mp_engine_incarnation, mp_notification) has to this one,
  * with its queue pairs. When it returns MP_OK nothing that was begun through them reads or writes memory of this engine
- * any more. `*sessions` (may be NULL): how many there were. The peer may connect again: what it asks for then is new. */
-MP_API mp_status mp_engine_fence(mp_engine *engine, const uint8_t incarnation[16], uint32_t *sessions,
-                                 mp_error *error);
+ * any more. `*sessions` (may be NULL): how many there were. The peer may connect again: what it asks for then is new.
+ */
+MP_API mp_status mp_engine_fence(mp_engine *engine, const uint8_t incarnation[16], uint32_t *sessions, mp_error *error);
 /* Drops the handle; closes first when that was not done. */
 MP_API void mp_engine_free(mp_engine *engine);
 /* "127.0.0.1:40123", or "" when the engine does not listen. Valid until mp_engine_free. */
