@@ -113,7 +113,7 @@ Error Engine::listen() {
   const SocketAddress &address = addresses.front();
   if (!address.loopback() && config.secret.empty() && !config.insecure) {
     return make_error(MP_CONFIG, "refusing to listen on " + address.text() + " without a cluster secret",
-                      "pass secret=..., listen on 127.0.0.1, or pass insecure=True on a network you trust");
+                      "give `secret`, listen on 127.0.0.1, or set `insecure` on a network you trust");
   }
   Fd fd(socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   const int on = 1;
@@ -280,7 +280,7 @@ Error Engine::add_region(const std::shared_ptr<Region> &region) {
 Error Engine::release_region(Region &region) {
   if (!region.try_release()) {
     return make_error(MP_REGION_BUSY, "cannot release " + region.label() + ": a running transfer uses it",
-                      "wait for the transfer, or cancel() it first");
+                      "wait for the transfer, or cancel it first");
   }
   std::vector<std::shared_ptr<Session>> sessions;
   {
@@ -340,7 +340,7 @@ void Engine::run(const std::shared_ptr<Transfer> &transfer) {
 Error Engine::deadline_cause(const Transfer &transfer) {
   Error cause = transfer.peer->describe(
       make_error(MP_DEADLINE, "the deadline of a transfer of " + std::to_string(transfer.bytes) + " bytes passed",
-                 "check that the peer is alive, or give a longer deadline="),
+                 "check that the peer is alive, or give it a longer deadline"),
       "");
   cause.cause = transfer.peer->standing();
   return cause;

@@ -211,7 +211,7 @@ Error Peer::on_message(wire::Message type, std::string_view body) {
       Error error;
       if (status != MP_OK) {
         error = describe(make_error(MP_NOTIFY_FULL, "the bytes arrived, but the peer did not take the notification",
-                                    "let the peer call notifications() more often, or raise notifications_max there"),
+                                    "let the peer take its notifications more often, or raise notifications_max there"),
                          "tcp");
       }
       transfer->notify_done(error);

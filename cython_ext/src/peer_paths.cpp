@@ -169,7 +169,7 @@ std::shared_ptr<Link> Peer::route(const Transfer &transfer, const Link *except, 
       }
       if (connect == nullptr && !wait) {
         *error = make_error(MP_TRANSPORT_UNAVAILABLE, "no path to the peer takes this transfer",
-                            "allow \"tcp\" in `transports`, or see `peer.fallback`");
+                            "allow \"tcp\" in `transports`, or see why the peer's path is a fallback");
         error->cause = fallback_locked();
       }
     }

@@ -66,7 +66,7 @@ Error Peer::check_handle(const mp_remote_region &region) const {
                              std::string("region \"") + region.name +
                                  "\" belongs to an earlier incarnation of the peer, "
                                  "or to another peer",
-                             "look it up again: peer.regions[name]"),
+                             "look it up again among the regions of the peer"),
                   "tcp");
 }
 

@@ -38,7 +38,7 @@ void Peer::submit(const std::shared_ptr<Transfer> &transfer) {
   // The peer may have come back as another one since the handles were checked, or since a plan was made.
   if (stale) {
     return transfer->fail(describe(make_error(MP_REGION_STALE, "the peer was restarted; its regions are new ones",
-                                              "look the region up again: peer.regions[name]"),
+                                              "look the region up again among those of the peer"),
                                    "tcp"));
   }
   if (error) return transfer->fail(error);
