@@ -24,9 +24,9 @@ from moonpool.bench.hardware import sweep as sweeping
 from moonpool.bench.hardware.facts import examine
 from moonpool.bench.hardware.links import ByHand, Link, Switch, netdev_of, why_not
 from moonpool.bench.hardware.report import write_report
-from moonpool.bench.hardware.steps import Check, Step, read_step, write_step
+from moonpool.bench.hardware.steps import STEPS, Check, Step, read_step, write_step
 from moonpool.bench.listening import serve_until_dismissed
-from moonpool.bench.options import ADDRESS, SECRET
+from moonpool.bench.options import ADDRESS, SECRET, Choices
 from moonpool.bench.perform import say
 from moonpool.bench.rails import Rail
 from moonpool.bench.targets import RemoteTarget
@@ -43,7 +43,7 @@ _folder = click.option("--folder", type=click.Path(path_type=Path, exists=True, 
 _quick = click.option("--quick", is_flag=True, help="A few minutes less, and ratios that are not judged.")
 
 
-def _step(command: Callable[..., ExitStatus]) -> Callable[..., ExitStatus]:
+def _step(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options of a step."""
     devices = click.option("--devices"), click.option("--target-devices")
     for option in (_secret, _target, _folder, _quick, *devices):
@@ -97,9 +97,10 @@ def serve(listen: Address, secret: bytes | None, insecure: bool) -> None:
 def facts(**given: Any) -> None:
     """Look at both hosts; fail where the devices cannot be used."""
     with _ending():
-        here = examine(given["devices"])
         with _calling(given["target"], given["secret"]) as (remote, _):
-            there = remote.call("examine", _EXAMINE_S, devices=given["target_devices"])
+            examining = remote.start("examine", _EXAMINE_S, devices=given["target_devices"])
+            here = examine(given["devices"])
+            there = examining()
         checks = [_doctor(name, side["doctor"]) for name, side in (("here", here), ("target", there))]
         if here["doctor"]["environment"]["moonpool"] != there["doctor"]["environment"]["moonpool"]:
             checks.append(Check("versions", "failed", "", "the same on both hosts", "install one version of moonpool"))
@@ -145,7 +146,7 @@ def sweep(**given: Any) -> None:
         options = replace(bars.options, target=given["target"], secret=given["secret"])
         tuning = Tuning(given["devices"], given["target_devices"])
         note = _noting(given, "sweep")
-        note(sweeping.sweep(options, bars, tuning, _setting(rails[0]), len(rails), note))
+        note(sweeping.sweep(options, bars, tuning, rails[0].setting, len(rails), note))
 
 
 @hardware.command()
@@ -168,15 +169,15 @@ def drill(how: str, why: str, **given: Any) -> None:
             return
         load = drilling.QUICK if given["quick"] else drilling.FULL
         options = replace(load.options, target=given["target"], secret=given["secret"])
-        names = [f"{one.device}:{one.port}" for one in rails]
         tuning = Tuning(given["devices"], given["target_devices"])
-        note(drilling.drill(options, load, tuning, names, switch, note))
+        note(drilling.drill(options, load, tuning, rails, switch, note))
 
 
 @hardware.command()
 @_step
 @click.option("--report", "file", type=click.Path(path_type=Path, dir_okay=False), required=True)
-def report(file: Path, **given: Any) -> None:
+@click.option("--steps", type=Choices("name", STEPS[1:]), required=True)
+def report(file: Path, steps: list[str], **given: Any) -> None:
     """Let the target go, and write what all steps have found."""
     with _ending():
         try:
@@ -184,7 +185,7 @@ def report(file: Path, **given: Any) -> None:
                 remote.call("dismiss")
         except MoonpoolError as error:
             say(f"the target could not be told that it is over: {error}", style="yellow")
-        passed = write_report(given["folder"], file)
+        passed = write_report(given["folder"], file, ["facts", *steps])
         sys.exit(ExitStatus.OK if passed else ExitStatus.NOT_VERIFIED)
 
 
@@ -198,7 +199,3 @@ def _rails(folder: Path) -> list[Rail]:
     if step is None:
         raise UsageError(f"{folder} has no facts", hint="`mooncake-bench hardware facts` first")
     return [rail for rail in (Rail(**fields) for fields in step.data["here"]["rails"]) if rail.up]
-
-
-def _setting(rail: Rail) -> str:
-    return f"{rail.device}:{rail.port}@{rail.gid_index}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from moonpool.address import Address
-from moonpool.bench.hardware.steps import Check, Step
+from moonpool.bench.hardware.steps import Check, Result, Step
 from moonpool.bench.memory import allocate
 from moonpool.bench.verify import Pattern
 from moonpool.bench.work import OPS, Layout, Tuning, Work
@@ -134,9 +134,8 @@ def _connected(target: Target, place: Place, plan: Plan, tuning: Tuning, seed: i
     offer = target.call("offer", _DEADLINE_S, kind="engine", mode="acked", width=0)
     address = str(Address(place.host, int(offer["address"].rpartition(":")[2])))
     options = tuning.settings(target=False)
-    with TransferEngine(
-        "hardware-check", listen=None, transports="rdma", require="rdma", secret=place.secret, **options
-    ) as engine:
+    options.update(listen=None, transports="rdma", require="rdma", secret=place.secret)
+    with TransferEngine("hardware-check", **options) as engine:
         yield _Exchange(target, engine, address, work, seed)
     target.call("close_row")
 
@@ -193,7 +192,7 @@ def correctness(
 def _line(op: str, moved: _Moved, complaint: str) -> Check:
     sizes = f", blocks of {_size(min(moved.lengths))} to {_size(max(moved.lengths))}" if moved.lengths else ""
     figure = f"{moved.transfers} transfers, {moved.nbytes / 1e6:.1f} MB{sizes}"
-    result = "failed" if complaint or not moved.transfers else "passed"
+    result: Result = "failed" if complaint or not moved.transfers else "passed"
     return Check(f"correctness: {op}", result, figure, "every byte of both memories", complaint)
 
 

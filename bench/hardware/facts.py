@@ -31,7 +31,7 @@ def examine(devices: str | None) -> dict[str, Any]:
     """
     rails = find_rails(devices)
     if not any(rail.up for rail in rails):
-        reasons = "; ".join(f"{rail.device}:{rail.port}: {rail.reason}" for rail in rails)
+        reasons = "; ".join(f"{rail.name}: {rail.reason}" for rail in rails)
         raise BenchError(f"no RDMA port can be used: {reasons}", hint="`mooncake-bench doctor`")
     host = Host()
     return {

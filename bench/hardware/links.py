@@ -55,7 +55,7 @@ def why_not(
     port = _port(devices(host), rail)
     by_hand = "; --drill manual waits for somebody to take it down"
     if port is None or netdev is None or port.link_layer == "InfiniBand":
-        return f"{rail.device}:{rail.port} has no Ethernet link that this host could take down{by_hand}"
+        return f"{rail.name} has no Ethernet link that this host could take down{by_hand}"
     if below := [name.removeprefix("lower_") for name in host.names(f"sys/class/net/{netdev}") if "lower_" in name]:
         return f"{netdev} is on top of {', '.join(below)}: the port would stay up{by_hand}"
     if shutil.which("ip") is None:
@@ -184,18 +184,17 @@ class ByHand(Switch):
 
     def down(self) -> None:
         """Ask for that."""
-        name = f"{self.rail.device}:{self.rail.port}"
         self._asked = True
         self._say(
-            f"Take {name} down now: `ip link set dev {self._netdev} down` as root here, its cable, or its port at the "
-            f"switch. Waiting for {self.patience[0]:.0f} s."
+            f"Take {self.rail.name} down now: `ip link set dev {self._netdev} down` as root here, its cable, or its "
+            f"port at the switch. Waiting for {self.patience[0]:.0f} s."
         )
 
     def up(self) -> None:
         """Ask for that, where it was asked to take it down."""
         if self._asked and not self.is_up():
-            name = f"{self.rail.device}:{self.rail.port}"
             self._say(
-                f"Bring {name} up again: `ip link set dev {self._netdev} up`. Waiting for {self.patience[1]:.0f} s."
+                f"Bring {self.rail.name} up again: `ip link set dev {self._netdev} up`. "
+                f"Waiting for {self.patience[1]:.0f} s."
             )
         self._asked = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -21,15 +21,16 @@ _LOG_LINES: Final = 12
 _WORDS: Final = {"passed": "pass", "failed": "**FAIL**", "skipped": "skipped", "shown": "not judged"}
 
 
-def write_report(folder: Path, file: Path) -> bool:
+def write_report(folder: Path, file: Path, made: Collection[str] = STEPS) -> bool:
     """Write the report and its JSON form; return whether no check failed.
 
     Args:
         folder: what the steps have left behind.
         file: of the Markdown; the JSON has its name with the suffix ``.json``.
+        made: the steps that were asked for.
     """
     steps = {name: read_step(folder, name) for name in STEPS}
-    checks = [check for name in STEPS for check in _checks(folder, name, steps[name])]
+    checks = [check for name in STEPS for check in _checks(folder, name, steps[name], made)]
     passed = not any(check.result == "failed" for check in checks)
     text = "\n".join(_lines(checks, steps, passed=passed)) + "\n"
     document = {
@@ -43,7 +44,10 @@ def write_report(folder: Path, file: Path) -> bool:
     return passed
 
 
-def _checks(folder: Path, name: str, step: Step | None) -> Iterator[Check]:
+def _checks(folder: Path, name: str, step: Step | None, made: Collection[str]) -> Iterator[Check]:
+    if name not in made:
+        yield Check(name, "skipped", "", "", "not among --steps")
+        return
     if step is not None:
         yield from step.checks
     # What the script writes about a step that did not end by itself, or not well.
@@ -138,14 +142,19 @@ def _rail(rail: dict[str, Any]) -> str:
     return f"{rail['device']}:{rail['port']} {rail['gid'] if rail['up'] else 'not up: ' + rail['reason']}"
 
 
+def _digits(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
 def _sweep(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield from ("", "## Sweep", "", "GB/s are medians of the rounds, and so is the ratio to perftest.", "")
     yield from _table(
         ("op", "block", "batch", "GB/s", "p50 µs", "p99 µs", "perftest", "its GB/s", "ratio", "of rounds", "bytes"),
         [
             (
-                row["op"], format_bytes(row["block_bytes"]), row["batch"], row["gbytes_per_s"], row["p50_us"],
-                row["p99_us"], row["limit"], row["limit_gbytes_per_s"], row["ratio"],
+                row["op"], format_bytes(row["block_bytes"]), row["batch"], _digits(row["gbytes_per_s"]),
+                _digits(row["p50_us"]), _digits(row["p99_us"]), row["limit"], _digits(row["limit_gbytes_per_s"]),
+                _digits(row["ratio"]),
                 ", ".join(f"{ratio:.2f}" for ratio in row["ratios"]), "right" if row["verified"] else "WRONG",
             )
             for row in rows
@@ -159,10 +168,10 @@ def _drill(data: dict[str, Any]) -> Iterator[str]:
     for story in data["scenarios"]:
         yield from ("", f"### {story['scenario']}", "")
         yield from _table(
-            ("phase", "path", "GB/s", "MB of each rail", "why not RDMA"),
+            ("phase", "over", "GB/s", "MB of each rail", "why not RDMA"),
             [
                 (
-                    phase["phase"], phase["path"], phase["gbytes_per_s"],
+                    phase["phase"], phase["over"], f"{phase['gbytes_per_s']:.4g}",
                     ", ".join(f"{rail} {moved / 1e6:.1f}" for rail, moved in phase["rail_bytes"].items()),
                     phase["fallback"],
                 )
