@@ -98,9 +98,9 @@ class RdmaDevice:
     ports: list[RdmaPort] = field(default_factory=list)
 
 
-def rdma_devices(host: Host) -> list[RdmaDevice]:
-    """Return what is known of every device that the kernel has."""
-    names = host.names(_CLASS)
+def rdma_devices(host: Host, only: str | None = None) -> list[RdmaDevice]:
+    """Return what is known of every device that the kernel has, or of the one with this name."""
+    names = [name for name in host.names(_CLASS) if only in (None, name)]
     if not names:
         return []
     try:

@@ -52,10 +52,12 @@ def _step(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @click.group(hidden=True)
-def hardware() -> None:
+@click.pass_context
+def hardware(ctx: click.Context) -> None:
     """Steps of deploy/hardware_check.sh, which is what to use."""
     # A deadline ends a step as Ctrl-C does: links come up again, and the other side is let go.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    ctx.call_on_close(lambda: signal.signal(signal.SIGTERM, before))
 
 
 @contextmanager

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from moonpool.bench.backends import Place
     from moonpool.bench.targets import Target
+    from moonpool.transfer_engine.settings import EngineOptions
 
 __all__ = ["FULL", "QUICK", "Plan", "correctness"]
 
@@ -133,8 +134,9 @@ def _connected(target: Target, place: Place, plan: Plan, tuning: Tuning, seed: i
     target.call("open", _DEADLINE_S, work=work.to_json(), window=_WINDOW)
     offer = target.call("offer", _DEADLINE_S, kind="engine", mode="acked", width=0)
     address = str(Address(place.host, int(offer["address"].rpartition(":")[2])))
-    options = tuning.settings(target=False)
-    options.update(listen=None, transports="rdma", require="rdma", secret=place.secret)
+    options: EngineOptions = {
+        **tuning.settings(target=False), "listen": None, "transports": "rdma", "require": "rdma", "secret": place.secret
+    }  # fmt: skip
     with TransferEngine("hardware-check", **options) as engine:
         yield _Exchange(target, engine, address, work, seed)
     target.call("close_row")

@@ -40,7 +40,6 @@ def why_not(
     target: Address,
     *,
     careful: bool,
-    devices: Callable[[Host], list[RdmaDevice]] = rdma_devices,
 ) -> str:
     """Return why the link of a rail cannot be taken down from here, or ``""``.
 
@@ -52,7 +51,7 @@ def why_not(
         devices: asks the host for its devices.
     """
     netdev = netdev_of(host, rail)
-    port = _port(devices(host), rail)
+    port = _port(rdma_devices(host, rail.device), rail)
     by_hand = "; --drill manual waits for somebody to take it down"
     if port is None or netdev is None or port.link_layer == "InfiniBand":
         return f"{rail.name} has no Ethernet link that this host could take down{by_hand}"
