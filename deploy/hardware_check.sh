@@ -128,9 +128,12 @@ running="" serving=""
 # shellcheck disable=SC2329  # by the trap
 finish() {
   local status=$? pid netdev
-  trap - EXIT INT TERM HUP
-  for pid in $running $serving; do kill "$pid" 2>/dev/null || true; done
-  for pid in $running $serving; do wait "$pid" 2>/dev/null || true; done
+  # Nothing may keep it from the link: no second Ctrl-C, no terminal that is gone.
+  trap - EXIT
+  trap '' INT TERM HUP PIPE
+  set +e
+  for pid in $running $serving; do kill "$pid" 2>/dev/null; done
+  for pid in $running $serving; do wait "$pid" 2>/dev/null; done
   # A step that was killed could not do it.
   if [[ -s $work/link-is-down ]]; then
     netdev=$(<"$work/link-is-down")

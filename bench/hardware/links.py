@@ -17,7 +17,7 @@ from moonpool.address import Address
 from moonpool.bench.errors import BenchError
 from moonpool.bench.examined import Host
 from moonpool.bench.rails import Rail
-from moonpool.bench.rdma_host import RdmaDevice, RdmaPort, rdma_devices
+from moonpool.bench.rdma_host import RdmaDevice, RdmaPort, has_capability, rdma_devices
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["ByHand", "Link", "Switch", "netdev_of", "why_not"]
 
 _CLASS: Final = "sys/class/infiniband"
+_CAP_NET_ADMIN: Final = 12
 _COMMAND_S: Final = 20.0
 _POLL_S: Final = 0.1
 
@@ -57,6 +58,8 @@ def why_not(
         return f"{rail.name} has no Ethernet link that this host could take down{by_hand}"
     if below := [name.removeprefix("lower_") for name in host.names(f"sys/class/net/{netdev}") if "lower_" in name]:
         return f"{netdev} is on top of {', '.join(below)}: the port would stay up{by_hand}"
+    if not has_capability(host, _CAP_NET_ADMIN):
+        return f"this process may not change {netdev}: it has not CAP_NET_ADMIN, such as in a container{by_hand}"
     if shutil.which("ip") is None:
         return "there is no ip command. Try: apt-get install iproute2"
     addresses = {gid.gid for gid in port.gids if gid.netdev == netdev}

@@ -196,6 +196,9 @@ class Port:
         self.netdev.mkdir(parents=True)
         self.routes = root / "proc/net/route"
         self.routes.parent.mkdir(parents=True)
+        self.status = root / "proc/self/status"
+        self.status.parent.mkdir()
+        self.status.write_text(f"CapEff:\t{1 << 12:016x}\n")
 
     def write(self, name: str, text: str) -> None:
         path = self._port / name
@@ -228,6 +231,9 @@ def test_a_link_is_not_taken_down_where_that_would_cut_more_than_a_rail(
     port.routes.write_text("Iface\tDestination\tGateway\nens1\t00000000\t0100000A\n")
     assert "the default route goes over ens1" in refused(port)
     assert refused(port, careful=False) == ""
+
+    port.status.write_text("CapEff:\t0000000000000000\n")
+    assert "it has not CAP_NET_ADMIN" in refused(port, careful=False)
 
     (port.netdev / "lower_ens1f0").mkdir()
     assert "ens1 is on top of ens1f0" in refused(port, careful=False)

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +35,17 @@ def processes() -> list[str]:
     return [line for line in lines if "moonpool.bench" in line or line.startswith("ib_")]
 
 
-def command(*options: str, devices: str = "rxea0", target_devices: str = "rxea1") -> list[str]:
+def command(
+    *options: str, devices: str = "rxea0", target_devices: str = "rxea1", mode: Sequence[str] = ("local",)
+) -> list[str]:
     ends = ("--devices", devices, "--target-devices", target_devices)
-    return ["bash", str(SCRIPT), "local", "--quick", *ends, "--report", "report.md", *options]
+    return ["bash", str(SCRIPT), *mode, "--quick", *ends, "--report", "report.md", *options]
 
 
-def check(folder: Path, *options: str, environ: dict[str, str] = ENVIRON, **ends: str) -> tuple[int, str]:
+def check(folder: Path, *options: str, environ: dict[str, str] = ENVIRON, **more: Any) -> tuple[int, str]:
     """Run the script in a folder; return its exit status, and what it said."""
     done = subprocess.run(
-        command(*options, **ends),
+        command(*options, **more),
         cwd=folder, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         timeout=LIMIT, check=False,
     )  # fmt: skip
@@ -99,27 +101,34 @@ def test_everything_on_one_host(tmp_path: Path) -> None:
     assert "| here | rxea0:1 | ACTIVE |" in text
 
 
-def test_without_perftest_the_sweep_is_skipped_and_says_why(tmp_path: Path) -> None:
+def test_two_hosts_without_perftest_have_no_ratios_and_are_told_why(tmp_path: Path) -> None:
     folder = tmp_path / "bin"
     folder.mkdir()
     for path in Path("/usr/bin").iterdir():
         if not path.name.startswith("ib_"):
             (folder / path.name).symlink_to(path)
-    environ = {**ENVIRON, "PATH": f"{folder}:/usr/sbin:/busybox"}
-    status, said = check(tmp_path, "--steps", "sweep,drill", "--drill", "skip", environ=environ)
-    assert status == 0, said
+    environ = {**ENVIRON, "PATH": f"{folder}:/usr/sbin:/busybox", "MOONCAKE_BENCH_SECRET": "s3cret"}
+    log = (tmp_path / "log").open("w")
+    target = ["bash", str(SCRIPT), "target", "--listen", "127.0.0.1:7800", "--limit", "200"]
+    with log, subprocess.Popen(target, env=environ, stderr=log) as listening:
+        try:
+            wait_until(lambda: "listening" in (tmp_path / "log").read_text(), "the target to listen", LIMIT)
+            steps = ("--steps", "correctness,sweep,drill", "--drill", "skip")
+            status, said = check(tmp_path, *steps, mode=("run", "127.0.0.1:7800"), environ=environ)
+            assert status == 0, said
+            # It was told that nobody comes after this.
+            assert listening.wait(30) == 0
+        finally:
+            listening.terminate()
     document = report(tmp_path)
     skipped = {check["check"]: check["detail"] for check in document["checks"] if check["result"] == "skipped"}
-    assert set(skipped) == {
-        "correctness", "drill", "sweep: rdma write 64KiB × 1", "sweep: rdma write 64KiB × 16"
-    }  # fmt: skip
-    assert (
-        "ib_write_bw of perftest is not installed. Try: apt-get install perftest"
-        in skipped["sweep: rdma write 64KiB × 1"]
-    )
-    assert (skipped["drill"], skipped["correctness"]) == ("--drill skip", "not among --steps")
+    assert set(skipped) == {"drill", "sweep: rdma write 64KiB × 1", "sweep: rdma write 64KiB × 16"}
+    assert skipped["drill"] == "--drill skip"
+    missing = "ib_write_bw of perftest is not installed. Try: apt-get install perftest"
+    assert missing in skipped["sweep: rdma write 64KiB × 1"]
     assert document["facts"]["here"]["perftest"] is None
     assert all(row["gbytes_per_s"] > 0.0 for row in document["sweep"]["rows"])
+    assert "s3cret" not in (tmp_path / "report.json").read_text() + (tmp_path / "report.md").read_text()
 
 
 def test_a_device_that_is_not_there_is_named_and_nothing_is_checked(tmp_path: Path) -> None:
