@@ -193,7 +193,7 @@ if [[ $how == auto && $(id -u) -ne 0 ]]; then
   if [[ -t 0 && -t 1 ]] && wanted drill; then
     answer=""
     read -rt 60 -p "Not root: will somebody take the rail down by hand when asked to? [y/N] " answer || echo
-    [[ $answer != [yY]* ]] || how=manual
+    [[ $answer != [yY]* ]] || how=manual why=""
   fi
 elif [[ $how == skip ]]; then
   why="--drill skip"
@@ -222,10 +222,12 @@ step() {
   return "$status"
 }
 
-if ! step facts 180; then
+step facts 180 || {
+  status=$?
   echo "hardware_check: it could not begin" >&2
-  exit 3
-fi
+  ((status == 2)) || status=3
+  exit "$status"
+}
 # Whatever fails is in the report, and the next one is made all the same.
 if wanted correctness; then step correctness 600 || true; fi
 if wanted sweep; then step sweep 1200 || true; fi

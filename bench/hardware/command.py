@@ -162,7 +162,11 @@ def drill(how: str, why: str, **given: Any) -> None:
         host, rail = Host(), rails[0]
         netdev = netdev_of(host, rail)
         switch: Switch = ByHand(rail, netdev, click.echo)
-        if how in ("auto", "link"):
+        if how == "manual":
+            why = ""
+        elif how == "skip":
+            why = why or "--drill skip"
+        else:
             why = why_not(host, rail, given["target"], careful=how == "auto")
             switch = Link(rail, netdev or "", given["folder"] / "link-is-down")
         note = _noting(given, "drill")

@@ -21,7 +21,7 @@ _PATIENCE_S: Final = 20.0
 
 
 def examine(devices: str | None) -> dict[str, Any]:
-    """Return what the doctor says, and the rails that these devices make: those that are up first.
+    """Return what the doctor says, and the rails that these devices make.
 
     Args:
         devices: as in the setting ``rdma_devices``; None: every active port.

@@ -35,13 +35,7 @@ def netdev_of(host: Host, rail: Rail) -> str | None:
     return host.read(f"{_CLASS}/{rail.device}/ports/{rail.port}/gid_attrs/ndevs/{rail.gid_index}") or None
 
 
-def why_not(
-    host: Host,
-    rail: Rail,
-    target: Address,
-    *,
-    careful: bool,
-) -> str:
+def why_not(host: Host, rail: Rail, target: Address, *, careful: bool) -> str:
     """Return why the link of a rail cannot be taken down from here, or ``""``.
 
     Args:
@@ -65,7 +59,7 @@ def why_not(
     addresses = {gid.gid for gid in port.gids if gid.netdev == netdev}
     if _source(target) in addresses:
         return f"{target} is reached over {netdev} itself; name an address of the target on another network"
-    if careful and os.environ.get("SSH_CONNECTION", "").split(" ")[2:3] in [[one] for one in addresses]:
+    if careful and addresses.intersection(os.environ.get("SSH_CONNECTION", "").split()[2:3]):
         return f"this session came in over {netdev} (--drill link takes it down all the same)"
     if careful and _has_default_route(host, netdev):
         return f"the default route goes over {netdev} (--drill link takes it down all the same)"

@@ -85,6 +85,13 @@ def test_a_host_without_such_a_device_cannot_begin(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_target_that_is_no_address_is_status_2(tmp_path: Path) -> None:
+    done = check("run", "there", folder=tmp_path)
+    assert done.returncode == 2
+    assert "'there'" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 @contextmanager
 def target(*options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A target that listens, and its address."""
