@@ -169,6 +169,7 @@ fi
 if [[ $mode == local ]]; then
   MOONCAKE_BENCH_SECRET=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
   export MOONCAKE_BENCH_SECRET
+  : >"$work/target.log" # there for sed, however late the target begins
   timeout -k 30 "$limit" "${bench[@]}" hardware serve --listen 127.0.0.1:0 2>"$work/target.log" &
   serving=$!
   for ((tenths = 0; tenths < 600; tenths++)); do
