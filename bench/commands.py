@@ -17,6 +17,7 @@ from moonpool.bench import doctor as doctors
 from moonpool.bench.backends import ENGINES, SAME_HOST
 from moonpool.bench.compare_command import compare
 from moonpool.bench.errors import ExitStatus, UsageError
+from moonpool.bench.hardware.command import hardware
 from moonpool.bench.listening import serve_one_run
 from moonpool.bench.options import (
     ADDRESS,
@@ -352,3 +353,4 @@ def doctor(ctx: click.Context, json_file: str | None) -> None:
 
 
 cli.add_command(compare)
+cli.add_command(hardware)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Channel", "connect", "listen", "prove_initiator", "prove_target"]
 
 #: Both sides must speak the same; changed with every change of a command.
-PROTOCOL: Final = 3
+PROTOCOL: Final = 4
 _LINE_BYTES_MAX: Final = 1 << 20
 _HANDSHAKE_S: Final = 5.0
 

@@ -32,6 +32,16 @@ class Rail:
     gid_index: int | None
     reason: str
 
+    @property
+    def name(self) -> str:
+        """What statistics and errors call it."""
+        return f"{self.device}:{self.port}"
+
+    @property
+    def setting(self) -> str:
+        """What the setting ``rdma_devices`` has to be for this port and this address alone."""
+        return self.name if self.gid_index is None else f"{self.name}@{self.gid_index}"
+
     @classmethod
     def of(cls, stats: dict[str, Any]) -> Rail:
         """Read one of ``engine.stats()["rails"]``."""

@@ -18,7 +18,7 @@ from moonpool.bench.rails import Rail
 from moonpool.errors import MoonpoolError
 from moonpool.units import format_bytes
 
-__all__ = ["RDMA_CHECKS", "RdmaDevice", "RdmaGid", "RdmaPort", "rdma_devices", "rdma_fix"]
+__all__ = ["RDMA_CHECKS", "RdmaDevice", "RdmaGid", "RdmaPort", "has_capability", "rdma_devices", "rdma_fix"]
 
 _CLASS: Final = "sys/class/infiniband"
 _VERBS: Final = "libibverbs.so.1"
@@ -98,9 +98,9 @@ class RdmaDevice:
     ports: list[RdmaPort] = field(default_factory=list)
 
 
-def rdma_devices(host: Host) -> list[RdmaDevice]:
-    """Return what is known of every device that the kernel has."""
-    names = host.names(_CLASS)
+def rdma_devices(host: Host, only: str | None = None) -> list[RdmaDevice]:
+    """Return what is known of every device that the kernel has, or of the one with this name."""
+    names = [name for name in host.names(_CLASS) if only in (None, name)]
     if not names:
         return []
     try:
@@ -264,7 +264,7 @@ def _memlock(host: Host) -> Iterator[Finding]:
         yield Finding(name, "OK", "unlimited")
     elif not host.names(_CLASS):
         yield Finding(name, "OK", f"{format_bytes(limit)} (ulimit -l); nothing here locks memory")
-    elif _may_lock(host):
+    elif has_capability(host, _CAP_IPC_LOCK):
         yield Finding(name, "OK", f"{format_bytes(limit)} (ulimit -l), which does not bind this process (CAP_IPC_LOCK)")
     else:
         yield Finding(
@@ -274,9 +274,10 @@ def _memlock(host: Host) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _may_lock(host: Host) -> bool:
+def has_capability(host: Host, number: int) -> bool:
+    """Whether this process has one of the capabilities of ``linux/capability.h``."""
     effective = re.search(r"^CapEff:\s*([0-9a-f]+)$", host.read("proc/self/status") or "", re.MULTILINE)
-    return effective is not None and bool(int(effective[1], 16) >> _CAP_IPC_LOCK & 1)
+    return effective is not None and bool(int(effective[1], 16) >> number & 1)
 
 
 def _gpu_memory(host: Host) -> Iterator[Finding]:

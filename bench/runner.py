@@ -6,7 +6,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from moonpool.address import Address
 
-__all__ = ["Observer", "Options", "Runner"]
+__all__ = ["Observer", "OpenRow", "Options", "Runner"]
 
 # Filling and checking: far slower than any machine does it, so that only a stuck one is given up.
 _SLOWEST_BYTES_PER_S: Final = 50e6
@@ -82,6 +83,36 @@ class Observer:
         """A row is complete, or as complete as it will be."""
 
 
+class OpenRow:
+    """A row whose two sides are connected.
+
+    Attributes:
+        sides: the initiating side of each kind.
+        kinds: what each round measures: ``engine``, ``limit``.
+    """
+
+    def __init__(
+        self,
+        result: RowResult,
+        sides: Mapping[str, InitiatorSide],
+        kinds: Sequence[str],
+        measure: Callable[[str], Window],
+    ) -> None:
+        self.sides = sides
+        self.kinds = kinds
+        self._result = result
+        self._measure = measure
+
+    def measure(self, kind: str) -> Window:
+        """Fill, warm up, take one window and compare every byte of both sides; add it to the result of the row."""
+        window, result, side = self._measure(kind), self._result, self.sides[kind]
+        (result.engine if kind == "engine" else result.limits).append(window)
+        if kind == "engine":
+            result.path = side.path
+            result.rail_bytes = side.rail_bytes
+        return window
+
+
 class Runner:
     """Holds the processes, engines and memory of one run. A context manager."""
 
@@ -134,6 +165,18 @@ class Runner:
     # ---------------------------------------------------------------- one row
 
     def _row(self, result: RowResult) -> None:
+        with self.opened(result) as row:
+            for number in range(1, self._options.rounds + 1):
+                if number > 1 and time.monotonic() > self._row_end:
+                    break
+                self._observer.round_begins(number)
+                # Taking turns at being first: neither always finds the caches as the other left them.
+                for kind in row.kinds[:: 1 if number % 2 else -1]:
+                    row.measure(kind)
+
+    @contextmanager
+    def opened(self, result: RowResult) -> Iterator[OpenRow]:
+        """Connect the two sides of a row. What is measured goes into `result`."""
         work = result.work
         in_process = work.transport in IN_PROCESS
         target = self._target(in_process)
@@ -157,17 +200,11 @@ class Runner:
             if "limit" in self._options.kinds:
                 self._add_limit(sides, row, target, result)
             kinds = [kind for kind in self._options.kinds if kind in sides]
-            for number in range(1, self._options.rounds + 1):
-                if number > 1 and time.monotonic() > self._row_end:
-                    break
-                self._observer.round_begins(number)
-                # Taking turns at being first: neither always finds the caches as the other left them.
-                for kind in kinds[:: 1 if number % 2 else -1]:
-                    window = self._measure(kind, sides[kind], pattern, target, result, patience)
-                    (result.engine if kind == "engine" else result.limits).append(window)
-                    if kind == "engine":
-                        result.path = sides[kind].path
-                        result.rail_bytes = sides[kind].rail_bytes
+
+            def measure(kind: str) -> Window:
+                return self._measure(kind, sides[kind], pattern, target, result, patience)
+
+            yield OpenRow(result, sides, kinds, measure)
         finally:
             for side in sides.values():
                 side.close()

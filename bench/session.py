@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from moonpool.bench.backends import Backend, Place, RowSide, TargetSide, backend_of
 from moonpool.bench.environment import describe_host
 from moonpool.bench.errors import ControlError
+from moonpool.bench.hardware.facts import examine
 from moonpool.bench.memory import allocate
 from moonpool.bench.verify import Pattern
 from moonpool.bench.work import Layout, Work
+from moonpool.transfer_engine import digest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -147,12 +149,18 @@ class Session:
 class TargetSession(Session):
     """The side that is read and written."""
 
-    COMMANDS = (*Session.COMMANDS, "offer", "arm", "finish")
+    COMMANDS = (*Session.COMMANDS, "examine", "offer", "arm", "finish", "digest", "dismiss")
     IS_TARGET = True
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
         self._sides: dict[str, TargetSide] = {}
+        #: Whether the other side has said that no run follows this one.
+        self.dismissed = False
+
+    def examine(self, devices: str | None) -> dict[str, Any]:
+        """Return what the hardware check wants to know of this host; an error where the devices cannot be used."""
+        return examine(devices)
 
     def offer(self, kind: str, mode: str, width: int) -> dict[str, Any]:
         """Make the target side of an engine or a limit, and return what the other side needs to know."""
@@ -168,6 +176,15 @@ class TargetSession(Session):
     def finish(self, kind: str) -> None:
         """Return when nothing that `arm` started runs any more."""
         self._sides[kind].finish()
+
+    def digest(self) -> int:
+        """Return the digest of the memory of the row."""
+        row, _ = self._row()
+        return digest(row.memory[: row.work.footprint_bytes])
+
+    def dismiss(self) -> None:
+        """Serve no run after this one."""
+        self.dismissed = True
 
     def close_row(self) -> None:
         """End a row. Engines and memory stay for the next one."""

@@ -96,7 +96,7 @@ class Work:
     """What one row moves. Everything in it is agreed between the two processes.
 
     Attributes:
-        transport: ``tcp``, ``rdma``, ``shm``, ``local``; ``auto`` where the engine chooses.
+        transport: ``tcp``, ``rdma``, ``shm``, ``local``; ``rdma,tcp`` and ``auto`` where the engine chooses.
         op: ``read`` (target to initiator) or ``write`` (initiator to target).
         block_bytes: length of one descriptor.
         batch: descriptors of one transfer.

@@ -10,7 +10,14 @@ from moonpool.bench.backends.base import Backend, InitiatorSide, Place, RowSide,
 from moonpool.bench.backends.mapped import MappedCopy
 from moonpool.bench.backends.memcpy import Memcpy
 from moonpool.bench.backends.mooncake_engine import Mooncake
-from moonpool.bench.backends.moonpool_engine import MoonpoolAuto, MoonpoolLocal, MoonpoolRdma, MoonpoolShm, MoonpoolTcp
+from moonpool.bench.backends.moonpool_engine import (
+    MoonpoolAuto,
+    MoonpoolLocal,
+    MoonpoolNetwork,
+    MoonpoolRdma,
+    MoonpoolShm,
+    MoonpoolTcp,
+)
 from moonpool.bench.backends.nixl_agent import Nixl
 from moonpool.bench.backends.perftest import Perftest
 from moonpool.bench.backends.process_vm import ProcessVm
@@ -23,6 +30,7 @@ __all__ = [
     "COMPARED",
     "ENGINES",
     "IN_PROCESS",
+    "NETWORK",
     "SAME_HOST",
     "Backend",
     "InitiatorSide",
@@ -39,6 +47,8 @@ ENGINES: Final[dict[str, type[Backend]]] = {
     "shm": MoonpoolShm,
     "local": MoonpoolLocal,
 }
+#: What a row is over whose bytes may take either way between hosts; not in the table, because it has no limit.
+NETWORK: Final = "rdma,tcp"
 #: The limit of memory that a caller has, for each transport.
 _LIMITS: Final[dict[str, type[Backend]]] = {"tcp": RawSockets, "rdma": Perftest, "shm": ProcessVm, "local": Memcpy}
 #: Transports whose two sides are one process.
@@ -65,7 +75,7 @@ def backend_of(kind: str, work: Work) -> type[Backend]:
         work: the row.
     """
     if kind == "engine":
-        return ENGINES[work.transport]
+        return MoonpoolNetwork if work.transport == NETWORK else ENGINES[work.transport]
     if kind == "limit":
         mapped = work.transport == "shm" and work.memory == "allocated"
         return MappedCopy if mapped else _LIMITS[work.transport]

@@ -120,6 +120,11 @@ class InitiatorSide(ABC):
         return None
 
     @property
+    def fallback(self) -> str:
+        """Why the bytes take no cheaper way, or ``""``."""
+        return ""
+
+    @property
     def rail_bytes(self) -> dict[str, int] | None:
         """Bytes that each RDMA rail of this side has carried for the row, or None where there are no rails."""
         return None

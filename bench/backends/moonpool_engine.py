@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from moonpool.transfer_engine import Peer, Region
     from moonpool.transfer_engine.settings import EngineOptions
 
-__all__ = ["MoonpoolAuto", "MoonpoolLocal", "MoonpoolRdma", "MoonpoolShm", "MoonpoolTcp"]
+__all__ = ["MoonpoolAuto", "MoonpoolLocal", "MoonpoolNetwork", "MoonpoolRdma", "MoonpoolShm", "MoonpoolTcp"]
 
 _REGION = "mooncake-bench"
 
@@ -31,7 +31,9 @@ class _Moonpool(Backend):
     """Keeps the engine, the region and the peer for as long as the rows are alike."""
 
     name: ClassVar[str] = "moonpool"
+    #: The transports that its engines may use, and the one that they must.
     transport: ClassVar[str]
+    require: ClassVar[str | None] = None
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
@@ -100,8 +102,8 @@ class _Moonpool(Backend):
             "secret": self.place.secret,
             "insecure": self.place.insecure,
         }
-        if self.transport != "auto":
-            options["require"] = self.transport
+        if self.require is not None:
+            options["require"] = self.require
         # Not given, the environment and the settings file decide.
         if work.lanes is not None:
             options["lanes"] = work.lanes
@@ -119,19 +121,25 @@ def _made_for(work: Work) -> tuple[int | None, Tuning]:
 class MoonpoolTcp(_Moonpool):
     """Over TCP, to another process."""
 
-    transport = "tcp"
+    transport = require = "tcp"
 
 
 class MoonpoolRdma(_Moonpool):
     """Over RDMA verbs, to another process."""
 
-    transport = "rdma"
+    transport = require = "rdma"
+
+
+class MoonpoolNetwork(_Moonpool):
+    """Over RDMA verbs for as long as they carry, else over TCP, to another process."""
+
+    transport = "rdma,tcp"
 
 
 class MoonpoolShm(_Moonpool):
     """To another process of this host, through shared memory or by the kernel's copy between processes."""
 
-    transport = "shm"
+    transport = require = "shm"
 
 
 class MoonpoolAuto(_Moonpool):
@@ -143,7 +151,7 @@ class MoonpoolAuto(_Moonpool):
 class MoonpoolLocal(_Moonpool):
     """Between two engines of one process."""
 
-    transport = "local"
+    transport = require = "local"
 
 
 class _Initiator(InitiatorSide):
@@ -181,8 +189,12 @@ class _Initiator(InitiatorSide):
         return self._peer.path or None
 
     @property
+    def fallback(self) -> str:
+        return self._peer.fallback
+
+    @property
     def rail_bytes(self) -> dict[str, int] | None:
-        if self._row.work.transport != "rdma":
+        if "rdma" not in self._row.work.transport:
             return None
         return {rail: moved - self._rails_before.get(rail, 0) for rail, moved in _rail_bytes(self._engine).items()}
 

@@ -71,6 +71,8 @@ def initrd(base: Path, job: str) -> BinaryIO:
         for path in sorted((image.ROOT / "tests" / folder).rglob("*")):
             if path.suffix != ".pyc" and path.is_file():
                 overlay.file(f"/lab/tests/{path.relative_to(image.ROOT / 'tests')}", path)
+    for path in sorted((image.ROOT / "deploy").glob("*.sh")):
+        overlay.file(f"/lab/deploy/{path.name}", path)
     image.add_distribution(overlay, metadata.distribution("moonpool"))
     overlay.close()
     stream.flush()
