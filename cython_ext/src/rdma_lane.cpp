@@ -281,16 +281,16 @@ bool RdmaLane::poll_locked() {
 
 // ---------------------------------------------------------------- the peer's rail
 
-// The first one of those that are up, but not again the one that was just tried in vain.
+// The first one of those that are up. After one that was tried in vain the next, whatever is known of it: the news that
+// it is back comes over lanes, of which there may be none.
 void RdmaLane::choose_remote_locked() {
-  const size_t first = failed_ ? (remote_ + 1) % remotes_.size() : 0;
-  remote_ = first;
-  for (size_t i = 0; i < remotes_.size(); ++i) {
-    const size_t at = (first + i) % remotes_.size();
-    if (!rdma_link_.remote_up(remotes_[at])) continue;
-    remote_ = at;
+  if (failed_) {
+    remote_ = (remote_ + 1) % remotes_.size();
     return;
   }
+  const auto up =
+      std::find_if(remotes_.begin(), remotes_.end(), [this](uint32_t j) { return rdma_link_.remote_up(j); });
+  remote_ = up == remotes_.end() ? 0 : static_cast<size_t>(up - remotes_.begin());
 }
 
 Error RdmaLane::remote_changed_locked(uint32_t rail, bool up) {

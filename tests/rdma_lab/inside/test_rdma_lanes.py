@@ -127,7 +127,7 @@ def test_300_peers_share_64_queue_pairs() -> None:
         reads = [client.read(peer, region, peer.regions["kv"], i * 4096, 0, 4096) for i, peer in enumerate(peers)]
         for read in reads:
             read.wait(WAIT)
-        assert time.monotonic() - begin < 20.0
+        assert time.monotonic() - begin < 60.0
         assert queue_pairs(client) <= 64
         assert (local.reshape(count, 4096) == (np.arange(count) % 251)[:, None]).all()
 
