@@ -25,4 +25,6 @@ runner=()
 if [[ $sanitizer == thread ]] && setarch --addr-no-randomize true 2>/dev/null; then
   runner=(setarch --addr-no-randomize)
 fi
-"${runner[@]}" "$build/tests/moonpool_native_tests" --gtest_brief=1 --gtest_shuffle
+for tests in tests/moonpool_native_tests tests/rdma/moonpool_rdma_tests; do
+  "${runner[@]}" "$build/$tests" --gtest_brief=1 --gtest_shuffle
+done

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "support_rdma.hpp"
+
+#include <filesystem>
+
+namespace moonpool::testing {
+
+namespace {
+
+size_t descriptors() {
+  const std::filesystem::directory_iterator all("/proc/self/fd");
+  return static_cast<size_t>(std::distance(begin(all), end(all)));
+}
+
+}  // namespace
+
+void EngineRdma::SetUp() {
+  standin::reset();
+  descriptors_ = descriptors();
+}
+
+void EngineRdma::TearDown() {
+  close();
+  // A handle that the test held may have been the last but one.
+  EXPECT_EQ(standin::alive(), standin::Alive{}) << standin::text_of(standin::alive());
+  EXPECT_EQ(standin::misuses(), std::vector<std::string>{});
+  EXPECT_EQ(descriptors(), descriptors_);
+}
+
+void EngineRdma::close() {
+  standin::hold_requests(false);
+  standin::hold_completions(standin::Side::kSend, false);
+  standin::hold_completions(standin::Side::kReceive, false);
+  peer_.reset();
+  local_.reset();
+  remote_region_.reset();
+  source_.reset();
+  target_.reset();
+}
+
+void EngineRdma::use(mp_config &config, const char *devices) {
+  config.transports = "rdma,tcp";
+  config.rdma_devices = devices;
+}
+
+void EngineRdma::open_engines(const Change &source, const Change &target) {
+  target_ = std::make_unique<TestEngine>([&](mp_config &config) {
+    use(config, "standin2,standin3");
+    target(config);
+  });
+  source_ = std::make_unique<TestEngine>([&](mp_config &config) {
+    use(config, "standin0,standin1");
+    source(config);
+  });
+}
+
+void EngineRdma::add_regions() {
+  local_memory_ = random_data(bytes_, 1);
+  remote_memory_ = random_data(bytes_, 2);
+  remote_region_ = target_->add(remote_memory_, "kv");
+  local_ = source_->add(local_memory_, nullptr);
+}
+
+void EngineRdma::connect() {
+  peer_ = source_->connect(*target_);
+  remote_ = look_up(peer_, "kv");
+}
+
+void EngineRdma::open(const Change &source, const Change &target) {
+  open_engines(source, target);
+  add_regions();
+  connect();
+}
+
+mp_peer_info EngineRdma::info() const {
+  mp_peer_info info;
+  mp_peer_get_info(peer_.get(), &info);
+  return info;
+}
+
+int64_t EngineRdma::rail(const TestEngine &engine, int at, const char *key) {
+  std::vector<std::string> keys{"rails"};
+  for (int i = 0; i <= at; ++i) keys.emplace_back("rail");
+  keys.emplace_back(key);
+  return engine.stat(keys);
+}
+
+int64_t EngineRdma::moved_by(const char *path) const {
+  return source_->stat({"paths", path, "read_bytes"}) + source_->stat({"paths", path, "written_bytes"});
+}
+
+void EngineRdma::shuffle(uint32_t seed) {
+  const Bytes local = random_data(bytes_, 2 * seed + 1000), remote = random_data(bytes_, 2 * seed + 1001);
+  std::copy(local.begin(), local.end(), local_memory_.begin());
+  std::copy(remote.begin(), remote.end(), remote_memory_.begin());
+}
+
+bool EngineRdma::same(const std::vector<Item> &items) const {
+  for (const Item &item : items) {
+    if (std::memcmp(local_memory_.data() + item.local, remote_memory_.data() + item.remote,
+                    static_cast<size_t>(item.length)) != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+TransferHandle EngineRdma::start(mp_op op, const std::vector<Item> &items, const SubmitOptions &options) {
+  return submit(peer_, op, local_, remote_, items, options);
+}
+
+void EngineRdma::expect_moved(mp_op op, const std::vector<Item> &items, const SubmitOptions &options) {
+  static uint32_t seed = 0;
+  shuffle(++seed);
+  // What must be everywhere afterwards, also beside the items.
+  Bytes local = local_memory_, remote = remote_memory_;
+  for (const Item &item : items) {
+    const auto n = static_cast<size_t>(item.length);
+    uint8_t *here = local.data() + item.local, *there = remote.data() + item.remote;
+    op == MP_READ ? std::memcpy(here, there, n) : std::memcpy(there, here, n);
+  }
+  const TransferHandle moving = start(op, items, options);
+  ASSERT_EQ(finish(moving), MP_COMPLETED) << text_of(moving);
+  EXPECT_TRUE(local_memory_ == local);
+  EXPECT_TRUE(remote_memory_ == remote);
+}
+
+std::string text_of(const TransferHandle &transfer) {
+  const mp_error error = error_of(transfer);
+  return std::string(error.message) + ": " + error.cause + " (" + error.hint + ")";
+}
+
+bool contains(const std::string &text, const std::string &part) { return text.find(part) != std::string::npos; }
+
+}  // namespace moonpool::testing
