@@ -122,8 +122,8 @@ struct Alive {
 };
 Alive alive();
 std::string text_of(const Alive &alive);
-// Posted and not executed, of all queue pairs.
-uint64_t requests_waiting();
+// Posted and not executed. device -1: of any.
+uint64_t requests_waiting(int device = -1);
 // What no program may do to a device, such as a queue that overflows, or an object that goes before its parts.
 std::vector<std::string> misuses();
 

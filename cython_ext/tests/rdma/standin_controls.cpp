@@ -213,10 +213,11 @@ std::string text_of(const Alive &a) {
          " queue pairs, " + std::to_string(a.workers) + " workers";
 }
 
-uint64_t requests_waiting() {
+uint64_t requests_waiting(int device) {
   uint64_t sum = 0;
   std::shared_lock gate(world().gate);
   for (const auto &entry : world().queue_pairs) {
+    if (device >= 0 && device != index_of(entry.second->context)) continue;
     std::lock_guard lock(entry.second->work_mutex);
     sum += entry.second->requests.size();
   }

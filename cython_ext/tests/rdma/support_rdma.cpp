@@ -55,8 +55,9 @@ void EngineRdma::open_engines(const Change &source, const Change &target) {
 }
 
 void EngineRdma::add_regions() {
-  local_memory_ = random_data(bytes_, 1);
-  remote_memory_ = random_data(bytes_, 2);
+  local_memory_.resize(bytes_);
+  remote_memory_.resize(bytes_);
+  shuffle(0);
   remote_region_ = target_->add(remote_memory_, "kv");
   local_ = source_->add(local_memory_, nullptr);
 }
@@ -90,9 +91,15 @@ int64_t EngineRdma::moved_by(const char *path) const {
 }
 
 void EngineRdma::shuffle(uint32_t seed) {
-  const Bytes local = random_data(bytes_, 2 * seed + 1000), remote = random_data(bytes_, 2 * seed + 1001);
-  std::copy(local.begin(), local.end(), local_memory_.begin());
-  std::copy(remote.begin(), remote.end(), remote_memory_.begin());
+  // Quicker than random_data().
+  const auto fill = [](Bytes &memory, uint64_t from) {
+    for (size_t at = 0; at + sizeof(uint64_t) <= memory.size(); at += sizeof(uint64_t)) {
+      const uint64_t word = (from + at) * 0x9e3779b97f4a7c15;
+      std::memcpy(memory.data() + at, &word, sizeof word);
+    }
+  };
+  fill(local_memory_, uint64_t{seed} * 12345678901 + 1);
+  fill(remote_memory_, uint64_t{seed} * 12345678901 + 2);
 }
 
 bool EngineRdma::same(const std::vector<Item> &items) const {
