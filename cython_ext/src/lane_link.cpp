@@ -40,15 +40,16 @@ void LaneLink::submit(const std::shared_ptr<Transfer> &transfer) {
   const uint64_t slice = slice_bytes(transfer->bytes);
   const auto descs = static_cast<uint32_t>(transfer->descs.size());
   const bool single = transfer->bytes <= slice && descs <= descs_per_frame_;
+  // Chosen while the transfer is still this thread's: once it is queued it may end, and give up its regions.
+  Lane *const chosen = single ? &lane_for_small(*transfer) : nullptr;
   if (!queue_.push(transfer, slice)) {
     transfer->fail(make_error(MP_PEER_LOST, "the connection to the peer ended"));
     return;
   }
-  if (single) {
-    Lane &lane = lane_for_small(*transfer);
-    if (lane.load() > 0) rouse(1);
-    lane.submitted();
-    if (!lane.ready()) wake_lanes(1);  // it broke since it was chosen
+  if (chosen != nullptr) {
+    if (chosen->load() > 0) rouse(1);
+    chosen->submitted();
+    if (!chosen->ready()) wake_lanes(1);  // it broke since it was chosen
   } else {
     wake_lanes(std::max<uint64_t>(transfer->bytes / slice, descs / descs_per_frame_) + 1);
   }
