@@ -183,9 +183,12 @@ void Lane::leave_locked(bool again) {
 }
 
 bool Lane::rest() {
-  std::lock_guard lock(mutex_);
-  if (shut_ || !can_leave_locked()) return false;
-  leave_locked(false);
+  {
+    std::lock_guard lock(mutex_);
+    if (shut_ || !can_leave_locked()) return false;
+    leave_locked(false);
+  }
+  link_.lane_rests();
   return true;
 }
 

@@ -71,6 +71,11 @@ Lane &LaneLink::lane_for_small(const Transfer &transfer) {
   return *best;
 }
 
+// Who queued work a moment ago found it ready and busy with this, and left the work to it.
+void LaneLink::lane_rests() {
+  if (has_work()) wake_lanes(1);
+}
+
 void LaneLink::wake_lanes(size_t n) {
   const uint32_t first = round_robin_.fetch_add(1);
   for (size_t i = 0; i < lanes_.size() && n > 0; ++i) {
