@@ -83,7 +83,9 @@ bool RdmaLink::takes(const Transfer &transfer) const {
 std::string RdmaLink::shortcoming() const {
   if (promising()) return {};
   std::lock_guard lock(state_mutex_);
-  return first_cause_ ? first_cause_.message : "no rail is connected";
+  if (!first_cause_) return "no rail is connected";
+  // What the peer met is only in the cause.
+  return first_cause_.message + (first_cause_.cause.empty() ? "" : ": " + first_cause_.cause);
 }
 
 bool RdmaLink::established() const {
