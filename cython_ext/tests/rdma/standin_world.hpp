@@ -165,6 +165,7 @@ World &world();
 inline void count(std::atomic<uint64_t> &counter, uint64_t n = 1) { counter.fetch_add(n, std::memory_order_relaxed); }
 int index_of(const ibv_context *context);
 
+void fill_table(ibv_context_ops *table);
 // Executes what can be. Takes the gate.
 void drain(const std::shared_ptr<Qp> &qp);
 // The same in the way that is set.
