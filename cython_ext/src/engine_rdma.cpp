@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the engine does for RDMA: opens the devices, registers regions with them, and tells links of ports that change.
 #include <algorithm>
+#include <utility>
 
 #include "engine.hpp"
 #include "rdma_link.hpp"
@@ -47,16 +48,17 @@ void Engine::rdma_link_settled(const RdmaLink &link) {
 
 void Engine::make_room_for_queue_pair(const RdmaLink &wanted_by) {
   if (rdma->queue_pairs_left()) return;
-  std::vector<std::shared_ptr<RdmaLink>> links;
+  // With the time of each as it is now: transfers change it, and what is being sorted must not.
+  std::vector<std::pair<int64_t, std::shared_ptr<RdmaLink>>> links;
   {
     std::lock_guard lock(mutex_);
     for (const auto &weak : rdma_links_) {
       auto link = weak.lock();
-      if (link != nullptr && link.get() != &wanted_by) links.push_back(std::move(link));
+      if (link != nullptr && link.get() != &wanted_by) links.emplace_back(link->used_at(), std::move(link));
     }
   }
-  std::sort(links.begin(), links.end(), [](const auto &a, const auto &b) { return a->used_at() < b->used_at(); });
-  for (const auto &link : links) {
+  std::sort(links.begin(), links.end(), [](const auto &a, const auto &b) { return a.first < b.first; });
+  for (const auto &[used_at, link] : links) {
     if (rdma->queue_pairs_left()) return;
     link->rest();
   }
