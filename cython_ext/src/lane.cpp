@@ -188,7 +188,7 @@ bool Lane::rest() {
     if (shut_ || !can_leave_locked()) return false;
     leave_locked(false);
   }
-  link_.lane_rests();
+  link_.pass_on_work();
   return true;
 }
 

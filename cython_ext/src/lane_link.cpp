@@ -71,8 +71,8 @@ Lane &LaneLink::lane_for_small(const Transfer &transfer) {
   return *best;
 }
 
-// Who queued work a moment ago found it ready and busy with this, and left the work to it.
-void LaneLink::lane_rests() {
+// Who queued it may have counted on a lane that does not take it after all.
+void LaneLink::pass_on_work() {
   if (has_work()) wake_lanes(1);
 }
 

@@ -41,8 +41,8 @@ class LaneLink : public Link, public std::enable_shared_from_this<LaneLink> {
   // A lane can be used, or could not be connected.
   virtual void lane_opened() {}
   virtual void lane_refused(const Error &) {}
-  // A lane rests from now on.
-  void lane_rests();
+  // Another lane takes what is queued: one rests from now on, or could not be connected.
+  void pass_on_work();
   // A lane ended with these unfinished. Reads can be asked for again at once; writes only when the peer has said that
   // nothing of the old lane is being applied any more.
   void lane_cut(uint64_t lane_id, std::vector<Work> work, const Error &cause);

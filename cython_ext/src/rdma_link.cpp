@@ -132,8 +132,12 @@ void RdmaLink::lane_refused(const Error &cause) {
     }
   }
   if (connected == nullptr) {
-    // Work may have waited for this lane.
-    if (!promising()) stranded(cause);
+    // Work may have waited for this lane. One that rests has not been tried yet.
+    if (promising()) {
+      pass_on_work();
+    } else {
+      stranded(cause);
+    }
     return;
   }
   connected(nullptr, first);

@@ -178,6 +178,26 @@ TEST_F(EngineRdmaFault, EveryPortGoesDownAndUp) {
   }
 }
 
+TEST_F(EngineRdmaFault, PortsThatGoDownWhileNothingMoves) {
+  for (const bool at_target : {false, true}) {
+    SCOPED_TRACE(at_target);
+    open();
+    // Some lanes have never been needed and rest, so there are ways that nobody has tried.
+    expect_moved(MP_WRITE, {{0, 0, 100}});
+    const std::vector<int> devices = at_target ? std::vector<int>{2, 3} : std::vector<int>{0, 1};
+    for (const int device : devices) standin::set_port(device, false);
+    ASSERT_TRUE(
+        eventually([&] { return rail(*source_, 0, "queue_pairs") == 0 && rail(*source_, 1, "queue_pairs") == 0; }));
+    expect_moved(MP_WRITE, {{0, 0, 100}});
+    EXPECT_GT(moved_by("tcp"), 0);
+    EXPECT_TRUE(contains(fallback(), "port")) << fallback();
+    for (const int device : devices) standin::set_port(device, true);
+    EXPECT_TRUE(eventually([&] { return moves_over_rdma(); })) << fallback();
+    close();
+    standin::reset();
+  }
+}
+
 TEST_F(EngineRdmaFault, UnderRequireWithEveryPortDownItFailsAndComesBack) {
   open([](mp_config &config) { config.require = "rdma"; });
   standin::hold_requests(true);
