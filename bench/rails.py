@@ -9,7 +9,7 @@ from typing import Any
 from moonpool.transfer_engine import TransferEngine
 from moonpool.transfer_engine.settings import EngineOptions
 
-__all__ = ["Rail", "find_rails"]
+__all__ = ["Rail", "bytes_by_rail", "find_rails"]
 
 
 @dataclass(frozen=True)
@@ -64,3 +64,8 @@ def find_rails(devices: str | None = None) -> list[Rail]:
         options["rdma_devices"] = devices
     with TransferEngine("mooncake-bench", **options) as engine:
         return [Rail.of(one) for one in engine.stats()["rails"]]
+
+
+def bytes_by_rail(engine: TransferEngine) -> dict[str, int]:
+    """Return what each rail of an engine has carried, both ways."""
+    return {rail["rail"]: rail["read_bytes"] + rail["written_bytes"] for rail in engine.stats()["rails"]}

@@ -18,9 +18,19 @@ from moonpool.bench.rails import Rail
 from moonpool.errors import MoonpoolError
 from moonpool.units import format_bytes
 
-__all__ = ["RDMA_CHECKS", "RdmaDevice", "RdmaGid", "RdmaPort", "has_capability", "rdma_devices", "rdma_fix"]
+__all__ = [
+    "INFINIBAND",
+    "RDMA_CHECKS",
+    "RdmaDevice",
+    "RdmaGid",
+    "RdmaPort",
+    "has_capability",
+    "rdma_devices",
+    "rdma_fix",
+]
 
-_CLASS: Final = "sys/class/infiniband"
+#: Where the kernel lists the devices.
+INFINIBAND: Final = "sys/class/infiniband"
 _VERBS: Final = "libibverbs.so.1"
 #: enum ibv_mtu
 _MTU: Final = {1: 256, 2: 512, 3: 1024, 4: 2048, 5: 4096}
@@ -100,7 +110,7 @@ class RdmaDevice:
 
 def rdma_devices(host: Host, only: str | None = None) -> list[RdmaDevice]:
     """Return what is known of every device that the kernel has, or of the one with this name."""
-    names = [name for name in host.names(_CLASS) if only in (None, name)]
+    names = [name for name in host.names(INFINIBAND) if only in (None, name)]
     if not names:
         return []
     try:
@@ -111,18 +121,18 @@ def rdma_devices(host: Host, only: str | None = None) -> list[RdmaDevice]:
     mtus = _ask_verbs(host)
     devices = []
     for name in names:
-        node = host.read(f"{_CLASS}/{name}/device/numa_node")
-        firmware = host.read(f"{_CLASS}/{name}/fw_ver")
+        node = host.read(f"{INFINIBAND}/{name}/device/numa_node")
+        firmware = host.read(f"{INFINIBAND}/{name}/fw_ver")
         devices.append(
             RdmaDevice(
                 name,
                 None if firmware in ("0.0.0", "") else firmware,
-                host.pointed_to(f"{_CLASS}/{name}/device"),
+                host.pointed_to(f"{INFINIBAND}/{name}/device"),
                 None if node is None or int(node) < 0 else int(node),
                 name in mtus,
                 [
                     _port(host, name, int(port), rails.get((name, int(port))), problem, mtus.get(name, {}))
-                    for port in sorted(host.names(f"{_CLASS}/{name}/ports"), key=int)
+                    for port in sorted(host.names(f"{INFINIBAND}/{name}/ports"), key=int)
                 ],
             )
         )
@@ -132,7 +142,7 @@ def rdma_devices(host: Host, only: str | None = None) -> list[RdmaDevice]:
 def _port(
     host: Host, device: str, port: int, rail: Rail | None, problem: str, mtus: dict[int, tuple[int, int]]
 ) -> RdmaPort:
-    folder = f"{_CLASS}/{device}/ports/{port}"
+    folder = f"{INFINIBAND}/{device}/ports/{port}"
     # The number of the state stands before its name.
     state, physical = ((host.read(f"{folder}/{name}") or "").rpartition(": ")[2] for name in ("state", "phys_state"))
     mtu, mtu_max = mtus.get(port, (None, None))
@@ -194,7 +204,7 @@ def _ask_verbs(host: Host) -> dict[str, dict[int, tuple[int, int]]]:
             continue
         name = verbs.ibv_get_device_name(devices[index]).decode()
         found[name] = {}
-        for port in map(int, host.names(f"{_CLASS}/{name}/ports")):
+        for port in map(int, host.names(f"{INFINIBAND}/{name}/ports")):
             # struct ibv_port_attr begins with state, max_mtu, active_mtu; there is room for what follows.
             attributes = (ctypes.c_int * 64)()
             if verbs.ibv_query_port(context, port, ctypes.addressof(attributes)) == 0:
@@ -208,7 +218,7 @@ def rdma_fix(host: Host) -> str:
     """Return what to do where the engine finds no RDMA, or ``""`` where there is nothing to repair."""
     if host.load(_VERBS) is None:
         return "apt-get install libibverbs1 ibverbs-providers"
-    if host.names(_CLASS):
+    if host.names(INFINIBAND):
         return "--device=/dev/infiniband for the container, and the provider package (ibverbs-providers)"
     return ""
 
@@ -262,7 +272,7 @@ def _memlock(host: Host) -> Iterator[Finding]:
     limit = host.limits["memlock"]
     if limit == -1:
         yield Finding(name, "OK", "unlimited")
-    elif not host.names(_CLASS):
+    elif not host.names(INFINIBAND):
         yield Finding(name, "OK", f"{format_bytes(limit)} (ulimit -l); nothing here locks memory")
     elif has_capability(host, _CAP_IPC_LOCK):
         yield Finding(name, "OK", f"{format_bytes(limit)} (ulimit -l), which does not bind this process (CAP_IPC_LOCK)")
@@ -282,7 +292,7 @@ def has_capability(host: Host, number: int) -> bool:
 
 def _gpu_memory(host: Host) -> Iterator[Finding]:
     """How a device would reach GPU memory."""
-    if not host.names(_CLASS):
+    if not host.names(INFINIBAND):
         return
     name = "GPU memory over RDMA"
     release = host.read("proc/sys/kernel/osrelease") or ""

@@ -10,6 +10,7 @@ import numpy as np
 from moonpool.address import Address
 from moonpool.bench.backends.base import Backend, InitiatorSide, PassiveTarget, Place, RowSide, TargetSide
 from moonpool.bench.backends.driving import run_threads
+from moonpool.bench.rails import bytes_by_rail
 from moonpool.transfer_engine import TransferEngine
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ class _Initiator(InitiatorSide):
         self._peer = peer
         self._engine = engine
         self._lanes = engine.stats()["lanes"] or None
-        self._rails_before = _rail_bytes(engine)
+        self._rails_before = bytes_by_rail(engine)
         remote = peer.regions.wait(_REGION, 10.0)
         post = engine.read if row.work.op == "read" else engine.write
         length = row.work.block_bytes
@@ -196,17 +197,13 @@ class _Initiator(InitiatorSide):
     def rail_bytes(self) -> dict[str, int] | None:
         if "rdma" not in self._row.work.transport:
             return None
-        return {rail: moved - self._rails_before.get(rail, 0) for rail, moved in _rail_bytes(self._engine).items()}
+        return {rail: moved - self._rails_before.get(rail, 0) for rail, moved in bytes_by_rail(self._engine).items()}
 
     def run(self, seconds: float) -> Window:
         return run_threads(self, self._transfers, self._row.work.batch_bytes, seconds)
 
     def close(self) -> None:
         self._transfers.clear()
-
-
-def _rail_bytes(engine: TransferEngine) -> dict[str, int]:
-    return {rail["rail"]: rail["read_bytes"] + rail["written_bytes"] for rail in engine.stats()["rails"]}
 
 
 def _offsets(offsets: NDArray[np.int64]) -> NDArray[np.int64] | int:

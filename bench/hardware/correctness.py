@@ -13,6 +13,7 @@ import numpy as np
 from moonpool.address import Address
 from moonpool.bench.hardware.steps import Check, Result, Step
 from moonpool.bench.memory import allocate
+from moonpool.bench.rails import bytes_by_rail
 from moonpool.bench.verify import Pattern
 from moonpool.bench.work import OPS, Layout, Tuning, Work
 from moonpool.errors import MoonpoolError
@@ -119,7 +120,7 @@ class _Exchange:
 
     def rail_bytes(self) -> dict[str, int]:
         """Return what each rail of this side has carried."""
-        return {rail["rail"]: rail["read_bytes"] + rail["written_bytes"] for rail in self._engine.stats()["rails"]}
+        return bytes_by_rail(self._engine)
 
     def _places(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return where each block lies: anywhere in its part of the memory, the parts in any order."""

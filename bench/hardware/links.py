@@ -17,14 +17,13 @@ from moonpool.address import Address
 from moonpool.bench.errors import BenchError
 from moonpool.bench.examined import Host
 from moonpool.bench.rails import Rail
-from moonpool.bench.rdma_host import RdmaDevice, RdmaPort, has_capability, rdma_devices
+from moonpool.bench.rdma_host import INFINIBAND, RdmaDevice, RdmaPort, has_capability, rdma_devices
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["ByHand", "Link", "Switch", "netdev_of", "why_not"]
 
-_CLASS: Final = "sys/class/infiniband"
 _CAP_NET_ADMIN: Final = 12
 _COMMAND_S: Final = 20.0
 _POLL_S: Final = 0.1
@@ -32,7 +31,7 @@ _POLL_S: Final = 0.1
 
 def netdev_of(host: Host, rail: Rail) -> str | None:
     """Return the network device that has the address of a rail, or None."""
-    return host.read(f"{_CLASS}/{rail.device}/ports/{rail.port}/gid_attrs/ndevs/{rail.gid_index}") or None
+    return host.read(f"{INFINIBAND}/{rail.device}/ports/{rail.port}/gid_attrs/ndevs/{rail.gid_index}") or None
 
 
 def why_not(host: Host, rail: Rail, target: Address, *, careful: bool) -> str:
@@ -43,7 +42,6 @@ def why_not(host: Host, rail: Rail, target: Address, *, careful: bool) -> str:
         rail: one of its rails.
         target: the other side; what is said to it must not go over the link.
         careful: refuse as well what may cut this host off for others.
-        devices: asks the host for its devices.
     """
     netdev = netdev_of(host, rail)
     port = _port(rdma_devices(host, rail.device), rail)
@@ -109,7 +107,7 @@ class Switch(ABC):
 
     def is_up(self) -> bool:
         """Whether the port can be used, as the kernel sees it."""
-        state = self._host.read(f"{_CLASS}/{self.rail.device}/ports/{self.rail.port}/state") or ""
+        state = self._host.read(f"{INFINIBAND}/{self.rail.device}/ports/{self.rail.port}/state") or ""
         return state.endswith("ACTIVE")
 
     def wait_up(self) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from moonpool.bench.hardware.steps import STEPS, Check, Step, read_step
+from moonpool.bench.rails import Rail
 from moonpool.units import format_bytes
 
 __all__ = ["SCHEMA", "write_report"]
@@ -138,8 +139,9 @@ def _limit(nbytes: int) -> str:
     return "unlimited" if nbytes == -1 else format_bytes(nbytes)
 
 
-def _rail(rail: dict[str, Any]) -> str:
-    return f"{rail['device']}:{rail['port']} {rail['gid'] if rail['up'] else 'not up: ' + rail['reason']}"
+def _rail(fields: dict[str, Any]) -> str:
+    rail = Rail(**fields)
+    return f"{rail.name} {rail.gid if rail.up else 'not up: ' + rail.reason}"
 
 
 def _digits(value: float | None) -> str:

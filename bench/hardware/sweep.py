@@ -49,7 +49,7 @@ FULL: Final = Bars(
     True,
     OPS,
     256 * _MIB,
-    Options(rounds=5, duration=1.0, warmup=0.2),
+    Options(rounds=7, duration=1.0, warmup=0.2),
 )
 QUICK: Final = Bars(
     ((64 * _KIB, 1, 0.90), (64 * _KIB, 16, 0.85)),

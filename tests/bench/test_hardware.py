@@ -261,7 +261,7 @@ def test_a_link_is_noted_for_as_long_as_it_is_down(tmp_path: Path, monkeypatch: 
 
 def side(**rail: Any) -> dict[str, Any]:
     environment = dict.fromkeys(("host", "cpu", "cores", "kernel", "moonpool", "revision", "python"), "x|y")
-    rails = [{"device": "mlx5_0", "port": 1, "up": True, "gid": "10.0.0.1", "reason": "", **rail}]
+    rails = [{"device": "mlx5_0", "port": 1, "up": True, "gid": "10.0.0.1", "gid_index": 1, "reason": "", **rail}]
     return {
         "time": "now", "doctor": {"environment": environment, "rdma": []}, "rails": rails, "numa_nodes": 2,
         "locked_memory_bytes": -1, "perftest": None, "gpus": ["NVIDIA H100, 550.54"],

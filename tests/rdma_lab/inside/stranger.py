@@ -98,6 +98,13 @@ class StrangeClient:
             length, piece_bytes, start, list(struct.unpack_from(f"<{count}I", answer.body, FOUND_HEAD.size))
         )
 
+    def keys_of(self, name: str) -> Keys:
+        """Return where the region of this name is."""
+        status, keys = self.find(self.regions[name].key)
+        assert status == OK
+        assert keys is not None
+        return keys
+
     def close(self) -> None:
         self._client.close()
         self.endpoint.close()

@@ -4,19 +4,16 @@
 from __future__ import annotations
 
 import resource
-import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 
 import numpy as np
 import pytest
 
-from moonpool.transfer_engine import Peer, TransferEngine
+from moonpool.transfer_engine import TransferEngine
 from rdma_lab.inside.links import wait_until
 from rdma_lab.inside.pair import MIB, WAIT, Pair
 from rdma_lab.inside.stranger import StrangeServer
-
-PEERS, BOUND = 12, 4
 
 
 def queue_pairs(engine: TransferEngine) -> int:
@@ -42,46 +39,58 @@ def test_a_peer_begins_with_one_queue_pair_for_each_rail() -> None:
 
 
 class Many:
-    """A client that may have fewer queue pairs than it has peers."""
+    """A client that may have fewer queue pairs than it has peers.
 
-    def __init__(self, stack: ExitStack) -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    Args:
+        stack: closes everything.
+        count: how many peers.
+        bound: how many queue pairs the client may have.
+        nbytes: of the region of each peer.
+    """
+
+    def __init__(self, stack: ExitStack, count: int, bound: int, nbytes: int) -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (16384, 16384))
+        self.bound, self.nbytes = bound, nbytes
         shared = {"transports": "rdma,tcp", "io_threads": 1, "connect_timeout": 20.0}
         self.client = stack.enter_context(
             TransferEngine(
-                "client", require="rdma", rdma_devices="rxea0", rdma_queue_pairs_max=BOUND, listen=None, **shared
+                "client", require="rdma", rdma_devices="rxea0", rdma_queue_pairs_max=bound, listen=None, **shared
             )
         )
-        self.local = np.zeros(PEERS * MIB, np.uint8)
+        self.local = np.zeros((count, nbytes), np.uint8)
         self.region = self.client.register(self.local)
-        self.peers: list[Peer] = []
-        for index in range(PEERS):
+        servers = []
+        for index in range(count):
             server = stack.enter_context(TransferEngine(f"server {index}", rdma_devices="rxea1", **shared))
-            server.register(np.full(MIB, index + 1, np.uint8), name="kv")
-            self.peers.append(self.client.connect(str(server.address), timeout=WAIT))
-            assert queue_pairs(self.client) <= BOUND
+            server.register(np.full(nbytes, index % 251 + 1, np.uint8), name="kv")
+            servers.append(server)
+        self.peers = [self.client.connect(str(server.address), timeout=WAIT) for server in servers]
+        assert queue_pairs(self.client) <= bound
 
-    def read_from(self, index: int) -> None:
-        peer, begin = self.peers[index], index * MIB
-        self.local[begin : begin + MIB] = 0
-        self.client.read(peer, self.region, peer.regions["kv"], begin, 0, MIB).wait(WAIT)
-        assert (self.local[begin : begin + MIB] == index + 1).all()
-        assert queue_pairs(self.client) <= BOUND
+    def read(self, indices: Iterable[int]) -> None:
+        """Read from these peers at once and see that the bytes are theirs."""
+        indices = list(indices)
+        self.local[indices] = 0
+        begun = [
+            self.client.read(peer, self.region, peer.regions["kv"], index * self.nbytes, 0, self.nbytes)
+            for index, peer in ((index, self.peers[index]) for index in indices)
+        ]
+        for read in begun:
+            read.wait(WAIT)
+        assert (self.local[indices] == np.array(indices)[:, None] % 251 + 1).all()
+        assert queue_pairs(self.client) <= self.bound
 
 
 @pytest.fixture
 def many() -> Iterator[Many]:
     with ExitStack() as stack:
-        yield Many(stack)
+        yield Many(stack, 12, 4, MIB)
 
 
 @pytest.mark.timeout(120)
 def test_peers_take_turns_with_the_queue_pairs_that_there_are(many: Many) -> None:
-    for _ in range(2):
-        for index in range(PEERS):
-            many.read_from(index)
-    for index in np.random.default_rng(1).integers(0, PEERS, 20):
-        many.read_from(int(index))
+    for index in (*range(12), *range(12), *np.random.default_rng(1).integers(0, 12, 20)):
+        many.read([int(index)])
     assert {peer.path for peer in many.peers} == {"rdma"}
     many.client.close()
     assert queue_pairs(many.client) == 0
@@ -89,47 +98,15 @@ def test_peers_take_turns_with_the_queue_pairs_that_there_are(many: Many) -> Non
 
 @pytest.mark.timeout(120)
 def test_more_peers_at_work_than_there_are_queue_pairs(many: Many) -> None:
-    peers = many.peers
-    many.local[:] = 0
     for _ in range(4):
-        reads = [many.client.read(p, many.region, p.regions["kv"], i * MIB, 0, MIB) for i, p in enumerate(peers)]
-        for read in reads:
-            read.wait(WAIT)
-    assert all((many.local[i * MIB : (i + 1) * MIB] == i + 1).all() for i in range(PEERS))
+        many.read(range(12))
 
 
 @pytest.mark.timeout(120)
 def test_300_peers_share_64_queue_pairs() -> None:
-    count = 300
-    resource.setrlimit(resource.RLIMIT_NOFILE, (16384, 16384))
     with ExitStack() as stack:
-        servers = []
-        for index in range(count):
-            server = stack.enter_context(
-                TransferEngine(f"server {index}", transports="rdma,tcp", rdma_devices="rxea1", io_threads=1)
-            )
-            server.register(np.full(4096, index % 251, np.uint8), name="kv")
-            servers.append(server)
-        client = stack.enter_context(
-            TransferEngine(
-                "client",
-                transports="rdma,tcp",
-                require="rdma",
-                rdma_devices="rxea0",
-                rdma_queue_pairs_max=64,
-                connect_timeout=20.0,
-            )
-        )
-        local = np.zeros(count * 4096, np.uint8)
-        region = client.register(local)
-        begin = time.monotonic()
-        peers = [client.connect(str(server.address), timeout=WAIT) for server in servers]
-        reads = [client.read(peer, region, peer.regions["kv"], i * 4096, 0, 4096) for i, peer in enumerate(peers)]
-        for read in reads:
-            read.wait(WAIT)
-        assert time.monotonic() - begin < 60.0
-        assert queue_pairs(client) <= 64
-        assert (local.reshape(count, 4096) == (np.arange(count) % 251)[:, None]).all()
+        many = Many(stack, 300, 64, 4096)
+        many.read(range(300))
 
 
 def test_another_rail_of_the_peer_serves_until_the_one_that_was_meant_is_back() -> None:

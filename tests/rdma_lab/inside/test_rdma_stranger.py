@@ -11,7 +11,7 @@ import pytest
 from moonpool.transfer_engine import TransferEngine
 from rdma_lab.inside.links import wait_until
 from rdma_lab.inside.pair import MIB, WAIT
-from rdma_lab.inside.stranger import OK, REGION_RELEASED, REGION_UNKNOWN, StrangeClient, StrangeServer
+from rdma_lab.inside.stranger import REGION_RELEASED, REGION_UNKNOWN, StrangeClient, StrangeServer
 
 
 def random_bytes(count: int, seed: int) -> bytes:
@@ -28,9 +28,7 @@ def test_a_stranger_writes_and_reads_a_region_by_its_key() -> None:
         memory = np.zeros(MIB + 4096, np.uint8)[100 : 100 + MIB]
         server.register(memory, name="kv")
         with StrangeClient(str(server.address), "rxea0") as client:
-            status, keys = client.find(client.regions["kv"].key)
-            assert status == OK
-            assert keys is not None
+            keys = client.keys_of("kv")
             assert keys.length == MIB
             assert keys.start < 4096  # says nothing of where the memory is
             sent = client.endpoint.register(65536)
@@ -51,8 +49,7 @@ def test_what_is_outside_the_region_is_refused_by_the_device(offset: int) -> Non
         memory = np.zeros(3 * MIB, np.uint8)
         server.register(memory[MIB : 2 * MIB], name="kv")
         with StrangeClient(str(server.address), "rxea0") as client:
-            _, keys = client.find(client.regions["kv"].key)
-            assert keys is not None
+            keys = client.keys_of("kv")
             sent = client.endpoint.register(4096)
             sent.write(b"x" * 4096)
             client.endpoint.write(sent, (keys.start + offset) % (1 << 64), keys.rkeys[0])
@@ -65,8 +62,7 @@ def test_a_region_that_is_read_only_is_only_read() -> None:
         memory = np.frombuffer(random_bytes(4096, 3), np.uint8).copy()
         server.register(memory, name="kv", writable=False)
         with StrangeClient(str(server.address), "rxea0") as client:
-            _, keys = client.find(client.regions["kv"].key)
-            assert keys is not None
+            keys = client.keys_of("kv")
             got = client.endpoint.register(4096)
             client.endpoint.read(got, keys.start, keys.rkeys[0])
             client.endpoint.finish()
@@ -82,11 +78,9 @@ def test_a_key_is_of_no_use_once_the_region_is_released() -> None:
         memory = np.zeros(4096, np.uint8)
         region = server.register(memory, name="kv")
         with StrangeClient(str(server.address), "rxea0") as client:
-            key = client.regions["kv"].key
-            _, keys = client.find(key)
-            assert keys is not None
+            keys = client.keys_of("kv")
             region.release()
-            assert client.find(key)[0] == REGION_RELEASED
+            assert client.find(client.regions["kv"].key)[0] == REGION_RELEASED
             assert client.find(12345)[0] == REGION_UNKNOWN
             client.endpoint.write(client.endpoint.register(4096), keys.start, keys.rkeys[0])
             assert client.endpoint.completions()[0].status == "REM_ACCESS_ERR"
@@ -97,8 +91,7 @@ def test_a_queue_pair_is_of_no_use_once_its_socket_is_closed() -> None:
         memory = np.zeros(4096, np.uint8)
         server.register(memory, name="kv")
         with StrangeClient(str(server.address), "rxea0") as client:
-            _, keys = client.find(client.regions["kv"].key)
-            assert keys is not None
+            keys = client.keys_of("kv")
             assert server.stats()["rails"][0]["queue_pairs"] == 1
             client.lane.close()
             wait_until(lambda: server.stats()["rails"][0]["queue_pairs"] == 0, "the queue pair to end")
@@ -128,8 +121,7 @@ def test_a_notification_waits_for_the_marks_of_its_bytes() -> None:
     with engine("server", "rxea1") as server:
         server.register(np.zeros(4096, np.uint8), name="kv")
         with StrangeClient(str(server.address), "rxea0") as client:
-            _, keys = client.find(client.regions["kv"].key)
-            assert keys is not None
+            keys = client.keys_of("kv")
             sent = client.endpoint.register(4096)
             client.notify(1, b"first", {1: 2})
             client.notify(2, b"second")
@@ -151,8 +143,7 @@ def test_more_marks_than_receives_are_posted_arrive() -> None:
     with engine("server", "rxea1") as server:
         server.register(np.zeros(4096, np.uint8), name="kv")
         with StrangeClient(str(server.address), "rxea0") as client:
-            _, keys = client.find(client.regions["kv"].key)
-            assert keys is not None
+            keys = client.keys_of("kv")
             sent = client.endpoint.register(16)
             for _ in range(10):
                 for _ in range(40):
