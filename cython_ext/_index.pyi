@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The chunk index of the master: which chunk is where, who may write it, who reads it, and what goes first.
+
+Batches are packed as in ``proto/pool.proto``: hashes ``n x 32`` bytes, lengths and generations little-endian u64,
+statuses ``n`` bytes with numbers of ``ItemStatus``, extents of 32 bytes. Every method that takes a batch works on it
+without the GIL. All are thread-safe. A wrong type or size of an argument raises TypeError or ValueError and changes
+nothing.
+
+Times are milliseconds of any clock that does not go back; the index has none of its own.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+HASH_BYTES: int
+EXTENT_BYTES: int
+HEADER_BYTES: int
+NO_SEGMENT: int
+
+class ChunkIndex:
+    """Args:
+    policy: ``"prefix"``, ``"s3fifo"`` or ``"lru"``.
+    chunks_max: the bound of the table.
+    epoch: of the leader; the upper 24 bits of every generation, so that none is given twice.
+    seed: of the choice between segments.
+    """
+
+    def __init__(self, *, policy: str = "prefix", chunks_max: int = ..., epoch: int = 1, seed: int = 0) -> None: ...
+    # ---- segments
+    def add_segment(self, segment: int, capacity_bytes: int, host: int, ramp_up_ms: int, now_ms: int) -> None:
+        """A segment that takes extents. It ramps up: its share of new extents grows over `ramp_up_ms`.
+
+        A segment that `restore` has named, or that was added before, gets its capacity here and becomes readable.
+        """
+
+    def set_segment(self, segment: int, *, writable: bool, readable: bool) -> None: ...
+    def drop_segment(self, segment: int) -> None:
+        """It is lost. Its extents are gone at once, for every call; `sweep` tidies up behind it."""
+
+    def sweep(self, now_ms: int, count_max: int) -> tuple[bytes, bool]:
+        """Look at up to `count_max` slots for chunks that have lost all extents of a shard.
+
+        Returns (slots of chunks that are removed, as in `evict`; whether the round is complete).
+        """
+
+    def chunks_in(self, segment: int, count_max: int) -> bytes:
+        """Up to so many committed chunks with an extent there: records of u32 namespace, 32 bytes of hash."""
+
+    # ---- puts
+    def start(
+        self,
+        owner: int,
+        namespace: int,
+        hashes: bytes,
+        parents: bytes,
+        lengths: bytes,
+        shard: int,
+        shards: int,
+        replicas: int,
+        avoid: Sequence[int],
+        host: int,
+        now_ms: int,
+        deadline_ms: int,
+    ) -> tuple[bytes, bytes]:
+        """Begin to write. Returns (statuses, extents: n x replicas).
+
+        Fewer replicas than asked for are given when there are not so many hosts; none is NO_SPACE.
+        `host`: preferred for the first replica; 0: no preference. The same owner that starts what it is already
+        writing is told WRITING.
+        """
+
+    def commit(self, owner: int, namespace: int, hashes: bytes, generations: bytes, shard: int, written: bytes) -> tuple[bytes, bytes, bytes]:
+        """First half of a commit. Returns (statuses, slots: n_ok x u32, records: n_ok x varying, each with a u32 length before it).
+
+        What it names is not visible yet: make the records durable under their slots, then `publish`, or `revoke`.
+        A chunk with several shards has a new record with each of them.
+        """
+
+    def publish(self, slots: bytes, now_ms: int) -> bytes:
+        """Second half: visible from now on. Returns what has all its shards now: records of u32 namespace, 32 bytes of hash."""
+
+    def revoke(self, slots: bytes) -> None:
+        """The records could not be made durable: as if aborted."""
+
+    def abort(self, owner: int, namespace: int, hashes: bytes, generations: bytes, shard: int, settled: bool) -> bytes:
+        """Give up what `start` gave. Unless `settled`, the extents wait for `fenced`."""
+
+    def expire(self, now_ms: int) -> bytes:
+        """Give up every write that is past its deadline. Returns pairs (u32 owner, u32 segment) to fence."""
+
+    def drop_owner(self, owner: int) -> bytes:
+        """Its session is over: its pins end and its writes are given up. Returns pairs (owner, segment) to fence."""
+
+    def to_fence(self) -> bytes:
+        """Every pair (owner, segment) whose extents wait for `fenced`."""
+
+    def fenced(self, owner: int, segment: int) -> int:
+        """The owner can write there no more: what waited for that is free. Returns bytes."""
+
+    # ---- reads
+    def exists(self, namespace: int, hashes: bytes) -> bytes: ...
+    def match_prefix(self, namespace: int, hashes: bytes, now_ms: int, lease_ms: int) -> int:
+        """How many of the first are there with all shards, each readable. They are touched and leased."""
+
+    def locate(self, namespace: int, hashes: bytes, shard: int, now_ms: int, lease_ms: int) -> tuple[bytes, bytes, int]:
+        """(statuses, extents: n x replicas, replicas: the most that one of them has). What is OK is touched and leased."""
+
+    def pin(self, owner: int, pin: int, namespace: int, hashes: bytes) -> bytes: ...
+    def unpin(self, owner: int, pin: int) -> int: ...
+    # ---- removal: gone at once for every call; the space is given out again after `reclaim` and the last lease
+    def remove(self, namespace: int, hashes: bytes) -> tuple[bytes, bytes]:
+        """(statuses, slots: u32 each)."""
+
+    def remove_prefix(self, namespace: int, hash: bytes) -> tuple[bytes, int]:
+        """(slots, how many are pinned and stay)."""
+
+    def evict(self, want_bytes: int, now_ms: int) -> tuple[bytes, bytes, int]:
+        """By the policy, until so many bytes are given up; chunks that are pinned, leased or parents are passed over.
+
+        Returns (slots, their records of u32 namespace and 32 bytes of hash, bytes).
+        """
+
+    def reclaim(self, slots: bytes, now_ms: int) -> int:
+        """The removal of these slots is durable. Space of expired leases is free at once, the rest with a later
+        `reclaim(b"", now_ms)`. Returns bytes freed now."""
+
+    # ---- restart
+    def restore(self, slots: bytes, records: bytes) -> int:
+        """Take records as `commit` made them. Extents in segments not added yet are kept and are not readable.
+
+        Returns how many were taken; a damaged record, an extent that overlaps another or a slot that is taken is
+        refused and counted in stats.
+        """
+
+    # ---- state
+    def segment_stats(self, segment: int) -> dict[str, int]:
+        """capacity_bytes, used_bytes, waiting_bytes, largest_free_bytes, extents, free_pieces."""
+
+    def stats(self) -> dict[str, Any]:
+        """chunks, chunks_max, writing, pinned, leased_until_ms, used_bytes, free_bytes, capacity_bytes (of writable
+        segments), condemned_bytes, memory_bytes, evicted, refused_records, policy."""
