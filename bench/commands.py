@@ -22,6 +22,7 @@ from moonpool.bench.listening import serve_one_run
 from moonpool.bench.options import (
     ADDRESS,
     BATCH_MAX,
+    DEPTH_MAX,
     DURATION,
     SECRET,
     SIZE,
@@ -141,6 +142,13 @@ def cli(ctx: click.Context, json_file: str | None, plot_file: Path | None) -> No
     default="16",
     show_default=True,
     help="Descriptors of one transfer.",
+)
+@click.option(
+    "--depth",
+    type=ListOf("n", count(DEPTH_MAX)),
+    default="1",
+    show_default=True,
+    help="Transfers that each thread has under way at a time.",
 )
 @click.option(
     "--order",
@@ -276,6 +284,10 @@ def _plan(given: dict[str, Any]) -> tuple[list[Any], Options]:
     if "rdma" not in transports and (useless := [name for name in _OF_RDMA if given[name] not in (None, [None])]):
         option = useless[0].removesuffix("_bytes").replace("_", "-")
         raise click.UsageError(f"--{option} belongs to --transport rdma, which is not measured here")
+    if "tcp" in transports and given["mode"] == "acked" and max(given["depth"]) > 1:
+        raise click.UsageError(
+            "--depth: raw sockets with an answer to each batch have one under way; add --limit stream"
+        )
     if target is not None and (inside := sorted(SAME_HOST.intersection(transports))):
         raise click.UsageError(f"--transport {inside[0]} stays on one host: it has no --target")
     works = []
@@ -292,6 +304,7 @@ def _plan(given: dict[str, Any]) -> tuple[list[Any], Options]:
                 given["footprint"],
                 given["memory"] or [DEFAULT_MEMORY[transport]],
                 _tunings(given, rdma=transport == "rdma"),
+                given["depth"],
             )
             works.extend(sweep.works())
     except (ConfigError, UsageError) as error:

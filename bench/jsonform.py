@@ -84,6 +84,7 @@ def row(result: RowResult) -> dict[str, Any]:
         "footprint_bytes": work.footprint_bytes,
         "complaints": result.complaints,
         "memory": work.memory,
+        "depth": work.depth,
         "path": result.path,
         "no_limit": result.no_limit,
         "rail_bytes": result.rail_bytes,

@@ -6,16 +6,17 @@ from __future__ import annotations
 import statistics
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["SAMPLES_MAX", "Percentiles", "Samples", "Window", "drive", "median"]
+__all__ = ["SAMPLES_MAX", "Percentiles", "Samples", "Waitable", "Window", "drive", "drive_deep", "median"]
 
 #: Times kept of one window, over all threads; of more transfers, every 2nd, 4th, ... is kept.
 SAMPLES_MAX: Final = 1 << 18
@@ -117,6 +118,50 @@ def drive(
         times = array("q")
         note = times.append
         before = clock()
+
+
+class Waitable(Protocol):
+    """A transfer that was begun."""
+
+    def wait(self) -> object:
+        """Return when its bytes are in place."""
+
+
+def drive_deep(
+    begin: Callable[[int], Waitable],
+    depth: int,
+    first: int,
+    duration_ns: int,
+    stop: array[int],
+    samples: Samples,
+) -> tuple[int, int, int, int]:
+    """Keep `depth` transfers under way until the time is over or `stop` is set.
+
+    The arguments are those of `drive`, but that `begin` does not wait.
+
+    Returns:
+        As `drive` does, and last how many transfers count: those that were still under way at the end are waited for
+        and do not.
+    """
+    clock = time.monotonic_ns
+    times = array("q")
+    begun = clock()
+    end = begun + duration_ns
+    under_way: deque[tuple[Waitable, int]] = deque()
+    index, now = first, begun
+    while not times or (now < end and not stop[0]):
+        while len(under_way) < depth:
+            submitted = clock()
+            under_way.append((begin(index), submitted))
+            index += 1
+        transfer, submitted = under_way.popleft()
+        transfer.wait()
+        now = clock()
+        times.append(now - submitted)
+    for transfer, _ in under_way:
+        transfer.wait()
+    samples.extend(times)
+    return begun, now, index, len(times)
 
 
 def median(values: Iterable[float]) -> float:

@@ -20,6 +20,7 @@ from moonpool.units import parse_bytes, parse_duration
 __all__ = [
     "ADDRESS",
     "BATCH_MAX",
+    "DEPTH_MAX",
     "DURATION",
     "SECRET",
     "SIZE",
@@ -35,6 +36,7 @@ __all__ = [
 
 THREADS_MAX = 64
 BATCH_MAX = 1 << 20
+DEPTH_MAX = 1024
 
 T = TypeVar("T")
 

@@ -152,6 +152,8 @@ def _moved(count: int) -> str:
 def work_text(work: Work) -> str:
     """Return which row it is."""
     text = f"{work.transport} {work.op} {format_bytes(work.block_bytes)} × {work.batch}"
+    if work.depth > 1:
+        text += f" × {work.depth} under way"
     if work.memory != "registered":
         text += f" {work.memory}"
     return text if work.order == "sequential" else f"{text} {work.order}"
@@ -176,8 +178,8 @@ _LIMITS: Final = {
     "sockets-stream": "raw sockets in C, up to {width} connections, one answer at the end",
     "memcpy": "memcpy in C, up to {width} threads",
     "process_vm": "process_vm_readv and process_vm_writev in C, up to {width} threads",
-    "ib_write_bw": "ib_write_bw, as many blocks under way as a batch has, one rail",
-    "ib_read_bw": "ib_read_bw, as many blocks under way as a batch has, one rail",
+    "ib_write_bw": "ib_write_bw, as many blocks under way, one rail",
+    "ib_read_bw": "ib_read_bw, as many blocks under way, one rail",
     "ib_write_lat": "ib_write_lat, one block at a time, half of a round trip",
     "ib_read_lat": "ib_read_lat, one block at a time",
 }
@@ -257,6 +259,7 @@ _COLUMNS: Final = (
     _Column("order", lambda row: ORDER_TEXTS[row.work.order], varies=lambda row: row.work.order, left=True),
     _Column("block", lambda row: format_bytes(row.work.block_bytes)),
     _Column("batch", lambda row: str(row.work.batch)),
+    _Column("depth", lambda row: str(row.work.depth), varies=lambda row: row.work.depth),
     _Column("GB/s", lambda row: digits(row.gbytes_per_s)),
     _Column("ops/s", lambda row: _rate(row.ops_per_s)),
     _Column("p50", lambda row: _time(row.latency, "p50_us")),

@@ -29,6 +29,7 @@ class Sweep:
     Attributes:
         memories: whose memory it is.
         tunings: settings of the engines.
+        depths: transfers of each thread under way at a time.
         footprint_bytes: memory of each side; None: `FOOTPRINT_BYTES`, or one batch per thread where that is more.
     """
 
@@ -42,6 +43,7 @@ class Sweep:
     footprint_bytes: int | None = None
     memories: Sequence[str] = ("registered",)
     tunings: Sequence[Tuning] = (Tuning(),)
+    depths: Sequence[int] = (1,)
 
     def works(self) -> list[Work]:
         """Return the rows.
@@ -53,7 +55,7 @@ class Sweep:
             self._work(*values)
             for values in itertools.product(
                 self.transports, self.memories, self.ops, self.tunings, self.lanes, self.threads, self.orders,
-                self.block_bytes, self.batches,
+                self.block_bytes, self.batches, self.depths,
             )
         ]  # fmt: skip
 
@@ -85,18 +87,18 @@ class Sweep:
 
     def _work(
         self, transport: str, memory: str, op: str, tuning: Tuning, lanes: int | None, threads: int, order: str,
-        block_bytes: int, batch: int,
+        block_bytes: int, batch: int, depth: int,
     ) -> Work:  # fmt: skip
         _check_words(block_bytes)
-        needed = block_bytes * batch * threads
+        needed = block_bytes * batch * threads * depth
         footprint = self.footprint_bytes or max(FOOTPRINT_BYTES, needed)
         if footprint < needed:
             raise UsageError(
-                f"{threads} x {batch} blocks of {format_bytes(block_bytes)} do not fit into a footprint of "
+                f"{threads * depth} x {batch} blocks of {format_bytes(block_bytes)} do not fit into a footprint of "
                 f"{format_bytes(footprint)}",
                 hint=f"--footprint {format_bytes(needed)}, or a smaller batch",
             )
-        return Work(transport, op, block_bytes, batch, order, threads, lanes, footprint, memory, tuning)
+        return Work(transport, op, block_bytes, batch, order, threads, lanes, footprint, memory, tuning, depth)
 
 
 def _check_words(block_bytes: int) -> None:

@@ -106,6 +106,7 @@ class Work:
         footprint_bytes: memory on each side that the batches cycle through.
         memory: ``registered``: memory that the caller has; ``allocated``: memory that the engine made, on both sides.
         tuning: settings of the engines.
+        depth: transfers that each thread has under way at a time.
     """
 
     transport: str
@@ -118,6 +119,12 @@ class Work:
     footprint_bytes: int
     memory: str = "registered"
     tuning: Tuning = Tuning()
+    depth: int = 1
+
+    @property
+    def blocks_under_way(self) -> int:
+        """Blocks that all threads have under way at a time."""
+        return self.batch * self.threads * self.depth
 
     @property
     def batches(self) -> int:
@@ -158,8 +165,8 @@ class Work:
             work.op not in OPS
             or work.order not in ORDERS
             or work.memory not in MEMORIES
-            or min(work.block_bytes, work.batch, work.threads) < 1
-            or work.blocks < 1
+            or min(work.block_bytes, work.batch, work.threads, work.depth) < 1
+            or work.batches < work.depth
         ):
             raise ControlError(f"the other side asks for {work}", hint="one version on both sides")
         return work

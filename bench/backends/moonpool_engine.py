@@ -9,7 +9,7 @@ import numpy as np
 
 from moonpool.address import Address
 from moonpool.bench.backends.base import Backend, InitiatorSide, PassiveTarget, Place, RowSide, TargetSide
-from moonpool.bench.backends.driving import run_threads
+from moonpool.bench.backends.driving import run_deep, run_threads
 from moonpool.bench.rails import bytes_by_rail
 from moonpool.transfer_engine import TransferEngine
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from moonpool.bench.measure import Window
     from moonpool.bench.work import Tuning, Work
-    from moonpool.transfer_engine import Peer, Region
+    from moonpool.transfer_engine import Peer, Region, Transfer
     from moonpool.transfer_engine.settings import EngineOptions
 
 __all__ = ["MoonpoolAuto", "MoonpoolLocal", "MoonpoolNetwork", "MoonpoolRdma", "MoonpoolShm", "MoonpoolTcp"]
@@ -168,18 +168,18 @@ class _Initiator(InitiatorSide):
         length = row.work.block_bytes
 
         # Everything that a real caller has at hand is made before the window.
-        self._transfers: list[Callable[[int], object]] = []
+        self._begins: list[Callable[[int], Transfer]] = []
         for thread in range(row.work.threads):
             pairs = [
                 (_offsets(row.local.offsets[blocks]), _offsets(row.remote.offsets[blocks]))
                 for blocks in (row.local.batch(thread, index) for index in range(row.work.batches))
             ]
 
-            def transfer(index: int, pairs: list[tuple[Any, Any]] = pairs, count: int = len(pairs)) -> None:
+            def begin(index: int, pairs: list[tuple[Any, Any]] = pairs, count: int = len(pairs)) -> Transfer:
                 local_offsets, remote_offsets = pairs[index % count]
-                post(peer, region, remote, local_offsets, remote_offsets, length).wait()
+                return post(peer, region, remote, local_offsets, remote_offsets, length)
 
-            self._transfers.append(transfer)
+            self._begins.append(begin)
 
     @property
     def width(self) -> int | None:
@@ -200,10 +200,17 @@ class _Initiator(InitiatorSide):
         return {rail: moved - self._rails_before.get(rail, 0) for rail, moved in bytes_by_rail(self._engine).items()}
 
     def run(self, seconds: float) -> Window:
-        return run_threads(self, self._transfers, self._row.work.batch_bytes, seconds)
+        work = self._row.work
+        if work.depth > 1:
+            return run_deep(self, self._begins, work.depth, work.batch_bytes, seconds)
+
+        def waiting(begin: Callable[[int], Transfer]) -> Callable[[int], object]:
+            return lambda index: begin(index).wait()
+
+        return run_threads(self, [waiting(begin) for begin in self._begins], work.batch_bytes, seconds)
 
     def close(self) -> None:
-        self._transfers.clear()
+        self._begins.clear()
 
 
 def _offsets(offsets: NDArray[np.int64]) -> NDArray[np.int64] | int:

@@ -46,7 +46,7 @@ _MIB: Final = 1 << 20
 
 def tool_of(work: Work) -> str:
     """Return the program that measures what a row moves."""
-    small = work.block_bytes <= _SMALL_BYTES and work.batch * work.threads == 1
+    small = work.block_bytes <= _SMALL_BYTES and work.blocks_under_way == 1
     return f"ib_{work.op}_{'lat' if small else 'bw'}"
 
 
@@ -55,7 +55,7 @@ def command_of(work: Work, rail: Rail, port: int, iterations: int) -> list[str]:
     tool = tool_of(work)
     options = {"-d": rail.device, "-i": rail.port, "-x": rail.gid_index, "-s": work.block_bytes, "-n": iterations}
     if tool.endswith("bw"):
-        options["-t"] = min(work.batch * work.threads, _DEPTH_MAX)
+        options["-t"] = min(work.blocks_under_way, _DEPTH_MAX)
     words = [str(word) for name, value in options.items() if value is not None for word in (name, value)]
     return [tool, *words, "-p", str(port), "-F"]
 
@@ -230,7 +230,9 @@ class _Initiator(InitiatorSide):
         batch = self._work.batch
         if self._per_s is None:
             # Nothing is known before the first run, which is a warm-up.
-            wanted = max(2 * batch * self._work.threads, min(_FIRST_ITERATIONS, _FIRST_BYTES // self._work.block_bytes))
+            wanted = max(
+                2 * self._work.blocks_under_way, min(_FIRST_ITERATIONS, _FIRST_BYTES // self._work.block_bytes)
+            )
         else:
             wanted = int(seconds * self._per_s)
         wanted = max(_ITERATIONS_MIN, min(_ITERATIONS_MAX, wanted))

@@ -46,6 +46,7 @@ EXTRAS = {
     "footprint_bytes",
     "complaints",
     "memory",
+    "depth",
     "path",
     "no_limit",
     "rail_bytes",
@@ -204,6 +205,12 @@ def test_settings_of_the_engine_are_swept(measured: Measured) -> None:
     rows = measured("--transport", "tcp", "--op", "read", "--slice", "auto,64KiB", "--spin-us", "0,50")["rows"]
     found = {(row["tuning"]["slice_bytes"], row["tuning"]["spin_us"]) for row in rows}
     assert found == {(None, 0), (None, 50), (65536, 0), (65536, 50)}
+    assert all(row["verified"] for row in rows)
+
+
+def test_several_transfers_under_way_move_the_right_bytes(measured: Measured) -> None:
+    rows = measured("--transport", "tcp,local", "--depth", "1,4", "--limit", "stream", "--footprint", "1MiB")["rows"]
+    assert {(row["transport"], row["depth"]) for row in rows} == {("tcp", 1), ("tcp", 4), ("local", 1), ("local", 4)}
     assert all(row["verified"] for row in rows)
 
 

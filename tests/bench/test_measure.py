@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from moonpool.bench import measure
-from moonpool.bench.measure import Percentiles, Samples, Window, drive
+from moonpool.bench.measure import Percentiles, Samples, Window, drive, drive_deep
 from moonpool.bench.results import RowResult
 from moonpool.bench.work import Work
 
@@ -63,6 +63,33 @@ def test_long_windows_lose_no_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert drive(transfer, 5, 300, array("i", [0]), samples) == (1_000, 1_300, 35)
     assert seen == list(range(5, 35))
     assert list(samples.kept) == [10] * 30
+
+
+class Later:
+    """A transfer that completes `ns` after the one before it."""
+
+    def __init__(self, clock: Clock, ns: int, waited: list[int], index: int) -> None:
+        self._clock, self._ns, self._waited, self._index = clock, ns, waited, index
+
+    def wait(self) -> None:
+        self._clock.now += self._ns
+        self._waited.append(self._index)
+
+
+def test_several_under_way_count_when_they_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, samples, waited = Clock(monkeypatch), Samples(100), list[int]()
+    done = drive_deep(lambda index: Later(clock, 30, waited, index), 3, 7, 100, array("i", [0]), samples)
+    # Four completed in the window; two were under way at its end, are waited for, and do not count.
+    assert done == (1_000, 1_120, 7 + 6, 4)
+    assert waited == list(range(7, 13))
+    assert list(samples.kept) == [30, 60, 90, 90]
+
+
+def test_several_under_way_end_between_two_transfers(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, stop, waited = Clock(monkeypatch), array("i", [1]), list[int]()
+    done = drive_deep(lambda index: Later(clock, 5, waited, index), 2, 0, 10**12, stop, Samples(10))
+    assert done == (1_000, 1_005, 2, 1)
+    assert waited == [0, 1]
 
 
 def test_samples_stay_bounded_and_even() -> None:
