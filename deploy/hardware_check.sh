@@ -98,23 +98,28 @@ while (($#)); do
 done
 
 case $how in auto | link | manual | skip) ;; *) refuse "--drill $how: auto, link, manual or skip" ;; esac
-for name in ${steps//,/ }; do
-  case $name in correctness | sweep | drill) ;; *) refuse "--steps $name: correctness, sweep or drill" ;; esac
+IFS=, read -ra wanted_steps <<<"$steps"
+((${#wanted_steps[@]})) || refuse "--steps \"$steps\": correctness, sweep or drill"
+for name in "${wanted_steps[@]}"; do
+  case $name in correctness | sweep | drill) ;; *) refuse "--steps \"$name\": correctness, sweep or drill" ;; esac
 done
 [[ $limit =~ ^[1-9][0-9]*$ ]] || refuse "--limit $limit is no number of seconds"
 [[ $mode != target || -n $listen ]] || refuse "target needs --listen ADDR:PORT"
 [[ $mode != run || -n $target ]] || refuse "run needs the address of the target: hardware_check.sh run HOST:PORT"
 [[ $mode != local || (-n $devices && -n $target_devices) ]] ||
   refuse "local needs --devices and --target-devices, the two ends of the cable"
-[[ $report == *.md ]] || refuse "--report $report: a name that ends in .md; the JSON goes beside it"
+[[ ${report##*/} == ?*.md ]] || refuse "--report $report: a name that ends in .md; the JSON goes beside it"
 
 read -ra bench <<<"${MOONCAKE_BENCH:-mooncake-bench}"
+((${#bench[@]})) || refuse "MOONCAKE_BENCH is blank: a command, or nothing for mooncake-bench"
 command -v "${bench[0]}" >/dev/null ||
   refuse "there is no ${bench[0]}. Try: pip install 'moonpool[bench]', or MOONCAKE_BENCH=/path/to/mooncake-bench"
 command -v timeout >/dev/null || refuse "there is no timeout. Try: apt-get install coreutils"
 if [[ $mode != target ]]; then
-  : >>"$report" 2>/dev/null || refuse "--report $report cannot be written"
-  [[ -s $report ]] || rm -f "$report" # no empty report where nothing is found
+  for file in "$report" "${report%.md}.json"; do
+    : 2>/dev/null >>"$file" || refuse "--report $report: $file cannot be written"
+    [[ -s $file ]] || rm -f -- "$file" # no empty report where nothing is found
+  done
 fi
 if [[ $how == link && $(id -u) -ne 0 ]]; then
   refuse "--drill link takes a link down, which takes root. Try: --drill manual, or --drill skip"
@@ -122,8 +127,8 @@ fi
 
 # ---------------------------------------------------------------- processes, and what is left when it ends
 
-work=$(mktemp -d)
-running="" serving=""
+work=$(mktemp -d) || refuse "there is no folder for the figures. Try: TMPDIR=/a/folder/that/can/be/written"
+running="" serving="" keep=""
 
 # shellcheck disable=SC2329  # by the trap
 finish() {
@@ -140,7 +145,7 @@ finish() {
     echo "hardware_check: bringing $netdev up again" >&2
     ip link set dev "$netdev" up || echo "hardware_check: COULD NOT. As root: ip link set dev $netdev up" >&2
   fi
-  rm -rf "$work"
+  [[ -n $keep ]] || rm -rf "$work"
   exit "$status"
 }
 trap finish EXIT
@@ -236,7 +241,13 @@ if wanted drill; then step drill 1500 --how "$how" --why "$why" || true; fi
 
 status=0
 within 60 "${bench[@]}" hardware report "${options[@]}" --steps "$steps" --report "$report" || status=$?
-((status <= 1)) || exit "$status"
-sed -n '/^\*\*/p; /^| .* \*\*FAIL\*\* /p' "$report"
+if ((status > 1)); then
+  keep=yes
+  echo "hardware_check: there is no report. The figures are in $work; once there is room:" >&2
+  printf ' %q' "${bench[@]}" hardware report "${options[@]}" --steps "$steps" --report "$report" >&2
+  echo >&2
+  exit 3
+fi
+sed -n '/^\*\*/p; /^| .* \*\*FAIL\*\* /p' -- "$report"
 echo "hardware_check: the report is in $report and ${report%.md}.json"
 exit "$status"

@@ -16,7 +16,7 @@ import click
 
 from moonpool.address import Address
 from moonpool.bench.backends import Place
-from moonpool.bench.errors import ExitStatus, UsageError
+from moonpool.bench.errors import ControlError, ExitStatus, UsageError
 from moonpool.bench.examined import Host
 from moonpool.bench.hardware import correctness as exchanging
 from moonpool.bench.hardware import drill as drilling
@@ -76,7 +76,12 @@ def _ending() -> Iterator[None]:
 @contextmanager
 def _calling(target: Address, secret: bytes | None) -> Iterator[tuple[RemoteTarget, Place]]:
     place = Place(target.host, secret)
-    remote = RemoteTarget(target, place)
+    try:
+        remote = RemoteTarget(target, place)
+    except ControlError as error:
+        if error.retryable:
+            error.hint = "`hardware_check.sh target --listen HOST:PORT` on the other host first"
+        raise
     try:
         yield remote, place
         remote.goodbye()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -57,7 +58,7 @@ def why_not(host: Host, rail: Rail, target: Address, *, careful: bool) -> str:
     addresses = {gid.gid for gid in port.gids if gid.netdev == netdev}
     if _source(target) in addresses:
         return f"{target} is reached over {netdev} itself; name an address of the target on another network"
-    if careful and addresses.intersection(os.environ.get("SSH_CONNECTION", "").split()[2:3]):
+    if careful and _session_address(host) in addresses:
         return f"this session came in over {netdev} (--drill link takes it down all the same)"
     if careful and _has_default_route(host, netdev):
         return f"the default route goes over {netdev} (--drill link takes it down all the same)"
@@ -80,9 +81,25 @@ def _source(target: Address) -> str:
         return ""
 
 
+def _session_address(host: Host) -> str:
+    """Return the address of this host that the ssh session came to, or ``""``. sudo does not hand the variable on."""
+    connection = os.environ.get("SSH_CONNECTION")
+    pid = "self"
+    while connection is None and pid not in ("0", ""):
+        variables = (host.read(f"proc/{pid}/environ") or "").split("\0")
+        connection = next((text for text in variables if text.startswith("SSH_CONNECTION=")), None)
+        parent = re.search(r"^PPid:\s*(\d+)$", host.read(f"proc/{pid}/status") or "", re.MULTILINE)
+        pid = parent[1] if parent else ""
+    return "".join((connection or "").split()[2:3])
+
+
 def _has_default_route(host: Host, netdev: str) -> bool:
-    lines = (line.split() for line in (host.read("proc/net/route") or "").splitlines()[1:])
-    return any(fields[0] == netdev and fields[1] == "00000000" for fields in lines)
+    lines = [line.split() for line in (host.read("proc/net/route") or "").splitlines()[1:]]
+    if any(fields[0] == netdev and fields[1] == "00000000" for fields in lines):
+        return True
+    # Destination, the length of its prefix, ..., the device.
+    lines = [line.split() for line in (host.read("proc/net/ipv6_route") or "").splitlines()]
+    return any(fields[-1] == netdev and fields[:2] == ["0" * 32, "00"] for fields in lines)
 
 
 class Switch(ABC):

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from moonpool.bench.errors import BenchError
 from moonpool.bench.hardware.steps import STEPS, Check, Step, read_step
 from moonpool.bench.rails import Rail
 from moonpool.units import format_bytes
@@ -29,6 +30,9 @@ def write_report(folder: Path, file: Path, made: Collection[str] = STEPS) -> boo
         folder: what the steps have left behind.
         file: of the Markdown; the JSON has its name with the suffix ``.json``.
         made: the steps that were asked for.
+
+    Raises:
+        BenchError: it cannot be written.
     """
     steps = {name: read_step(folder, name) for name in STEPS}
     checks = [check for name in STEPS for check in _checks(folder, name, steps[name], made)]
@@ -40,8 +44,13 @@ def write_report(folder: Path, file: Path, made: Collection[str] = STEPS) -> boo
         "checks": [asdict(check) for check in checks],
         **{name: None if step is None else step.data for name, step in steps.items()},
     }
-    file.with_suffix(".json").write_text(json.dumps(document, indent=2) + "\n", "utf-8")
-    file.write_text(text, "utf-8")
+    try:
+        file.with_suffix(".json").write_text(json.dumps(document, indent=2) + "\n", "utf-8")
+        file.write_text(text, "utf-8")
+    except OSError as error:
+        raise BenchError(
+            f"the report {file} cannot be written", cause=str(error), hint="another --report, on a disk with room"
+        ) from error
     return passed
 
 

@@ -198,7 +198,15 @@ class Port:
         self.routes.parent.mkdir(parents=True)
         self.status = root / "proc/self/status"
         self.status.parent.mkdir()
-        self.status.write_text(f"CapEff:\t{1 << 12:016x}\n")
+        self.status.write_text(f"PPid:\t7\nCapEff:\t{1 << 12:016x}\n")
+        self.routes6 = root / "proc/net/ipv6_route"
+        self._parent = root / "proc/7"
+        self._parent.mkdir()
+        (self._parent / "status").write_text("PPid:\t0\n")
+
+    def parent(self, environ: str) -> None:
+        """Give the process that this one was started by an environment."""
+        (self._parent / "environ").write_text(environ)
 
     def write(self, name: str, text: str) -> None:
         path = self._port / name
@@ -227,6 +235,16 @@ def test_a_link_is_not_taken_down_where_that_would_cut_more_than_a_rail(
     assert "this session came in over ens1" in refused(port)
     assert refused(port, careful=False) == ""
     monkeypatch.delenv("SSH_CONNECTION")
+
+    # sudo keeps the variable to itself.
+    port.parent("HOME=/\0SSH_CONNECTION=192.0.2.9 50000 127.0.0.1 22\0")
+    assert "this session came in over ens1" in refused(port)
+    port.parent("")
+
+    port.routes6.write_text(f"{'0' * 32} 00 {'0' * 32} 00 {'fe8' + '0' * 28 + '1'} 00000400 1 0 00000003     ens1\n")
+    assert "the default route goes over ens1" in refused(port)
+    port.routes6.write_text(f"{'fe8' + '0' * 29} 40 {'0' * 32} 00 {'0' * 32} 00000100 1 0 00000001     ens1\n")
+    assert refused(port) == ""
 
     port.routes.write_text("Iface\tDestination\tGateway\nens1\t00000000\t0100000A\n")
     assert "the default route goes over ens1" in refused(port)

@@ -52,7 +52,10 @@ def test_help_teaches_every_option() -> None:
         (["local", *ENDS, "--fast"], "there is no option --fast"),
         (["local", *ENDS, "elsewhere"], 'what is "elsewhere"?'),
         (["local", *ENDS, "--drill", "often"], "--drill often: auto, link, manual or skip"),
-        (["local", *ENDS, "--steps", "sweep,lunch"], "--steps lunch: correctness, sweep or drill"),
+        (["local", *ENDS, "--steps", "sweep,lunch"], '--steps "lunch": correctness, sweep or drill'),
+        (["local", *ENDS, "--steps", ","], '--steps "": correctness, sweep or drill'),
+        (["local", *ENDS, "--steps", "*"], '--steps "*": correctness, sweep or drill'),
+        (["local", *ENDS, "--report", ".md"], "a name that ends in .md"),
         (["local", *ENDS, "--report", "report.txt"], "a name that ends in .md"),
         (["local", *ENDS, "--report", "nowhere/report.md"], "nowhere/report.md cannot be written"),
         (["local", *ENDS, "--secret", "x"], "--secret does not belong to local"),
@@ -75,6 +78,41 @@ def test_without_the_benchmark_it_says_how_to_get_it(tmp_path: Path) -> None:
     done = check("local", *ENDS, folder=tmp_path, MOONCAKE_BENCH="mooncake-bunch")
     assert (done.returncode, done.stdout) == (2, "")
     assert "there is no mooncake-bunch. Try: pip install 'moonpool[bench]'" in done.stderr
+
+
+def test_without_a_folder_for_its_figures_it_does_not_begin(tmp_path: Path) -> None:
+    done = check("local", *ENDS, folder=tmp_path, TMPDIR="/nowhere")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Try: TMPDIR=" in done.stderr
+    assert "MOONCAKE_BENCH is blank" in check("local", *ENDS, folder=tmp_path, MOONCAKE_BENCH=" ").stderr
+
+
+def test_figures_outlive_a_report_that_cannot_be_written(tmp_path: Path) -> None:
+    # Stands for every step, and for the target; the report finds its disk full.
+    bench = tmp_path / "bench"
+    bench.write_text(
+        """#!/bin/sh
+        case "$2" in
+          serve) echo "listening on 127.0.0.1:1 for" >&2; exec sleep 60 ;;
+          report) exit 3 ;;
+        esac
+        while [ "$1" != --folder ]; do shift; done
+        echo "figures of it" >"$2/figures"
+        """,
+        encoding="ascii",
+    )
+    bench.chmod(0o755)
+    (tmp_path / "work").mkdir()
+    done = check(
+        "local", *ENDS, "--report", "-t.md", "--drill", "skip",
+        folder=tmp_path, MOONCAKE_BENCH=str(bench), TMPDIR=str(tmp_path / "work"),
+    )  # fmt: skip
+    assert done.returncode == 3
+    (kept,) = (tmp_path / "work").glob("*/figures")
+    assert kept.read_text() == "figures of it\n"
+    assert f"The figures are in {kept.parent}" in done.stderr
+    assert f"--folder {kept.parent}" in done.stderr
+    assert not (tmp_path / "-t.md").exists()
 
 
 def test_a_host_without_such_a_device_cannot_begin(tmp_path: Path) -> None:
