@@ -28,13 +28,16 @@ Lane::~Lane() { engine_.stats.lanes.fetch_sub(1); }
 // ---------------------------------------------------------------- connecting
 
 void Lane::dial_now() {
+  // Others would make room for it in vain.
+  if (ready_.load()) return;
   const Error hindered = hindrance();
   std::lock_guard lock(mutex_);
   if (shut_ || dialing_ || ready_.load()) return;
   const std::shared_ptr<Peer> peer = link_.peer();
   if (peer == nullptr) return;
   if (resting_.exchange(false)) promising_.store(true);
-  if (hindered.code == MP_LIMIT && link_.established()) return wait_for_room_locked();
+  // Others give up what it needs as soon as they are idle. What is queued waits for that.
+  if (hindered.code == MP_LIMIT && link_.established()) return dial_at_locked(now_ns() + kRoomNs);
   if (hindered) return failed_to_dial_locked(hindered);
   dialing_ = true;
   const uint64_t attempt = ++attempt_;
@@ -95,8 +98,11 @@ void Lane::check_opened(uint64_t attempt) {
 
 void Lane::schedule_dial_locked() {
   if (shut_) return;
-  const int64_t when = now_ns() + backoff_.wait_ns();
+  dial_at_locked(now_ns() + backoff_.wait_ns());
   backoff_.grow();
+}
+
+void Lane::dial_at_locked(int64_t when) {
   io_.call_at(when, [weak = weak_from_this()] {
     if (auto self = weak.lock()) self->dial_now();
   });
@@ -161,13 +167,6 @@ void Lane::cut_locked(Error cause) {
     self->lane_cut(lane_id, std::move(work), cause);
   });
   if (!assisted_) schedule_dial_locked();
-}
-
-// Others give up what it needs as soon as they are idle. What is queued waits for that.
-void Lane::wait_for_room_locked() {
-  io_.call_at(now_ns() + kRoomNs, [weak = weak_from_this()] {
-    if (auto self = weak.lock()) self->dial_now();
-  });
 }
 
 void Lane::leave_locked(bool again) {

@@ -121,8 +121,8 @@ class Lane : public Handler, public std::enable_shared_from_this<Lane> {
  private:
   void on_dialed(uint64_t attempt, Dialed dialed);
   void failed_to_dial_locked(const Error &cause);
-  void wait_for_room_locked();
   void schedule_dial_locked();
+  void dial_at_locked(int64_t when);
   void check_opened(uint64_t attempt);
   void check_progress();
 
