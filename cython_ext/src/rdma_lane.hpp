@@ -41,7 +41,6 @@ class RdmaLane final : public Lane {
     uint64_t next_at = 0;  // ... from this byte on
     uint32_t chains = 0;   // posted and not completed
     bool begun = false;    // something of it was posted
-    bool marked = false;
     std::vector<wire::FailedDesc> failed;
   };
   struct Chain {
