@@ -39,13 +39,8 @@ class RdmaLane::Channel : public Handler {
   const std::weak_ptr<Lane> lane_;
 };
 
-RdmaLane::RdmaLane(RdmaLink &link, IoThread &io, std::shared_ptr<RdmaHost> host, std::shared_ptr<Rail> rail,
-                   std::vector<uint32_t> remotes)
-    : Lane(link, io, wire::kRdma),
-      rdma_link_(link),
-      rail_(std::move(rail)),
-      host_(std::move(host)),
-      remotes_(std::move(remotes)) {}
+RdmaLane::RdmaLane(RdmaLink &link, IoThread &io, std::shared_ptr<Rail> rail, std::vector<uint32_t> remotes)
+    : Lane(link, io, wire::kRdma), rdma_link_(link), rail_(std::move(rail)), remotes_(std::move(remotes)) {}
 
 // Adds which rail it was.
 Error RdmaLane::here(Error error) const {
@@ -64,14 +59,14 @@ Error RdmaLane::hindrance() {
                       "see `mooncake-bench doctor`");
   }
   make_room();
-  return host_->queue_pairs_left() ? Error{} : no_room();
+  return engine_.rdma->queue_pairs_left() ? Error{} : no_room();
 }
 
 void RdmaLane::make_room() { engine_.make_room_for_queue_pair(rdma_link_); }
 
 void RdmaLane::begin_locked() {
   choose_remote_locked();
-  counted_ = host_->take_queue_pair();
+  counted_ = engine_.rdma->take_queue_pair();
   if (!counted_ && rdma_link_.established()) return leave_locked(true);
   failed_ = true;
   Error error = counted_ ? Error{} : no_room();
@@ -420,7 +415,7 @@ std::vector<Work> RdmaLane::take_unfinished_locked() {
   if (asleep_) left_ = std::move(channel_);
   channel_.reset();
   queue_.reset();
-  if (counted_) host_->give_queue_pair();
+  if (counted_) engine_.rdma->give_queue_pair();
   armed_ = probing_ = going_back_ = counted_ = false;
   std::vector<Work> work;
   for (Frame &frame : frames_) work.push_back(std::move(frame.work));

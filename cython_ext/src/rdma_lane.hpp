@@ -20,8 +20,7 @@ class RdmaLink;
 class RdmaLane final : public Lane {
  public:
   // `remotes`: rails of the peer in its offer, the one that it is meant for first.
-  RdmaLane(RdmaLink &link, IoThread &io, std::shared_ptr<RdmaHost> host, std::shared_ptr<Rail> rail,
-           std::vector<uint32_t> remotes);
+  RdmaLane(RdmaLink &link, IoThread &io, std::shared_ptr<Rail> rail, std::vector<uint32_t> remotes);
 
   const Rail &rail() const { return *rail_; }
   uint64_t distance(const Transfer &transfer) const override;
@@ -100,7 +99,6 @@ class RdmaLane final : public Lane {
 
   RdmaLink &rdma_link_;
   const std::shared_ptr<Rail> rail_;
-  const std::shared_ptr<RdmaHost> host_;
   const std::vector<uint32_t> remotes_;
   size_t remote_ = 0;        // the place in it of the one in use
   bool failed_ = false;      // nothing came through it

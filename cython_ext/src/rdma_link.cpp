@@ -24,21 +24,22 @@ constexpr int64_t kOthersNs = 500 * kMillisecond;
 
 }  // namespace
 
-RdmaLink::RdmaLink(const std::shared_ptr<Peer> &peer, std::shared_ptr<RdmaHost> host, Connected connected)
-    : LaneLink(peer, "rdma", kDescsPerFrame), host_(std::move(host)), connected_(std::move(connected)) {}
+RdmaLink::RdmaLink(const std::shared_ptr<Peer> &peer, Connected connected)
+    : LaneLink(peer, "rdma", kDescsPerFrame), connected_(std::move(connected)) {}
 
 void RdmaLink::open(const std::vector<rdma::RailChoices> &choices, const std::vector<rdma::RailOffer> &remote) {
+  const RdmaHost &host = *engine().rdma;
   std::vector<std::shared_ptr<Lane>> lanes;
   const auto add = [&](const rdma::RailChoices &one) {
     if (lanes.size() == kLanesMax) return;
-    lanes.push_back(std::make_shared<RdmaLane>(*this, engine().next_io(), host_, host_->rail(one.local), one.remotes));
+    lanes.push_back(std::make_shared<RdmaLane>(*this, engine().next_io(), host.rail(one.local), one.remotes));
   };
   for (size_t i = 0; i < remote.size(); ++i) remote_up_[i].store(remote[i].up != 0);
   // Those that can be connected first. One on each rail, then the next ones, so that a few busy lanes are on different
   // rails.
   std::vector<rdma::RailChoices> up = choices;
   const auto down =
-      std::stable_partition(up.begin(), up.end(), [&](const auto &one) { return host_->rail(one.local)->state().up; });
+      std::stable_partition(up.begin(), up.end(), [&](const auto &one) { return host.rail(one.local)->state().up; });
   for (auto one = up.begin(); one != down; ++one) add(*one);
   first_lanes_ = std::max<size_t>(lanes.size(), 1);
   // Each of them may try a second rail of the peer.

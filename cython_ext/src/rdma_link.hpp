@@ -19,7 +19,7 @@ namespace moonpool {
 
 class RdmaLink final : public LaneLink {
  public:
-  RdmaLink(const std::shared_ptr<Peer> &peer, std::shared_ptr<RdmaHost> host, Connected connected);
+  RdmaLink(const std::shared_ptr<Peer> &peer, Connected connected);
   ~RdmaLink() override { shutdown(make_error(MP_CLOSED, "the peer was closed"), true); }
 
   // Lanes for these rails; one of each is connected now, the others when there is work for them.
@@ -61,7 +61,6 @@ class RdmaLink final : public LaneLink {
   // Peers may be sent over it.
   void usable();
 
-  const std::shared_ptr<RdmaHost> host_;
   size_t rails_ = 1;        // that it has lanes on
   size_t first_lanes_ = 1;  // that are connected before it counts as connected
   std::array<std::atomic<bool>, rdma::kRailsMax> remote_up_{};

@@ -52,7 +52,7 @@ class RdmaTransport final : public Transport {
       return connected(nullptr, make_error(MP_TRANSPORT_UNAVAILABLE, "no port reaches the peer",
                                            "see `mooncake-bench doctor` on both hosts"));
     }
-    auto link = std::make_shared<RdmaLink>(peer, engine.rdma, std::move(connected));
+    auto link = std::make_shared<RdmaLink>(peer, std::move(connected));
     engine.rdma_link_made(link);
     link->open(rdma::choose_rails(ours, theirs), theirs);
   }
