@@ -28,17 +28,6 @@ Error no_room() {
 
 }  // namespace
 
-class RdmaLane::Channel : public Handler {
- public:
-  Channel(std::weak_ptr<Lane> lane, Fd fd) : lane_(std::move(lane)) { fd_ = std::move(fd); }
-  void on_events(uint32_t) override {
-    if (const auto lane = std::static_pointer_cast<RdmaLane>(lane_.lock())) lane->on_completions();
-  }
-
- private:
-  const std::weak_ptr<Lane> lane_;
-};
-
 RdmaLane::RdmaLane(RdmaLink &link, IoThread &io, std::shared_ptr<Rail> rail, std::vector<uint32_t> remotes)
     : Lane(link, io, wire::kRdma), rdma_link_(link), rail_(std::move(rail)), remotes_(std::move(remotes)) {}
 
@@ -72,7 +61,9 @@ void RdmaLane::begin_locked() {
   Error error = counted_ ? Error{} : no_room();
   if (!error) error = RdmaQueue::make(rail_, engine_.config.rdma, false, &queue_);
   if (!error) {
-    channel_ = std::make_shared<Channel>(weak_from_this(), queue_->descriptor());
+    channel_ = std::make_shared<RdmaChannel>(queue_->descriptor(), [weak = weak_from_this()] {
+      if (const auto self = std::static_pointer_cast<RdmaLane>(weak.lock())) self->on_completions();
+    });
     error = channel_->fd() < 0 ? make_error(MP_LIMIT, "no descriptor is left", "raise `ulimit -n`")
                                : io_.add(channel_, EPOLLIN);
   }

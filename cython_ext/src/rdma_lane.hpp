@@ -30,8 +30,6 @@ class RdmaLane final : public Lane {
  private:
   // One doorbell and one signalled completion for so many requests.
   static constexpr uint32_t kChainMax = 32;
-  // Completions make this descriptor ready.
-  class Channel;
   // Part of a transfer whose work requests are being posted, or have been.
   struct Frame {
     Work work;
@@ -105,7 +103,7 @@ class RdmaLane final : public Lane {
   bool going_back_ = false;  // takes nothing new, to connect to the rail that it is meant for
   bool counted_ = false;     // among the engine's queue pairs
   std::unique_ptr<RdmaQueue> queue_;
-  std::shared_ptr<Channel> channel_, left_;  // left_: that a waiter still sleeps on
+  std::shared_ptr<RdmaChannel> channel_, left_;  // ready when something completed; left_: a waiter still sleeps on it
   bool armed_ = false;
   bool channel_watched_ = false;  // by the I/O thread
   bool waited_ = false;           // the latest completion was found by a thread that waited for it
