@@ -42,11 +42,7 @@ Error RdmaLane::here(Error error) const {
 // A port that went down says so, but not every device says that it is back.
 Error RdmaLane::hindrance() {
   if (!rail_->state().up) rail_->refresh();
-  const RailState state = rail_->state();
-  if (!state.up) {
-    return make_error(MP_TRANSPORT_UNAVAILABLE, "rail " + rail_->label() + " cannot be used: " + state.reason,
-                      "see `mooncake-bench doctor`");
-  }
+  if (Error error = rail_->unusable()) return error;
   make_room();
   return engine_.rdma->queue_pairs_left() ? Error{} : no_room();
 }

@@ -55,10 +55,7 @@ Error RdmaQueue::make(const std::shared_ptr<Rail> &rail, const RdmaConfig &confi
   std::unique_ptr<RdmaQueue> made(new RdmaQueue(rail, config));
   const RdmaDevice &device = *rail->device;
   const ibv_device_attr &limits = device.attributes;
-  if (!made->state_.up) {
-    return make_error(MP_TRANSPORT_UNAVAILABLE, "rail " + rail->label() + " cannot be used: " + made->state_.reason,
-                      "see `mooncake-bench doctor`");
-  }
+  if (Error error = rail->unusable(made->state_)) return error;
   made->depth_ = serves ? 1 : std::min(config.queue_depth, static_cast<uint32_t>(limits.max_qp_wr));
   made->channel_ = device.verbs.create_comp_channel(device.context);
   if (made->channel_ == nullptr) return made->failed("make a completion channel", errno);
