@@ -100,6 +100,7 @@ Error Peer::ensure(int64_t deadline_ns, const Interrupt &interrupt) {
 void Peer::start_dial_locked(int64_t deadline_ns) {
   state_ = State::kConnecting;
   const uint64_t connection = ++connection_;
+  connect_deadline_ = deadline_ns;
   DialRequest request{resolved_, wire::kControl, peer_id_, 0, deadline_ns};
   std::weak_ptr<Peer> weak = weak_from_this();
   const auto current = [weak, connection]() -> std::shared_ptr<Peer> {

@@ -121,6 +121,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   State state_ = State::kIdle;
   Error last_error_;
   int64_t retry_at_ = 0;
+  int64_t connect_deadline_ = 0;  // of the present attempt
   Backoff backoff_;
   uint64_t connection_ = 0;  // counts handshakes, so that a late reply of an earlier one is dropped
   std::string name_;

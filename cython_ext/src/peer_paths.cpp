@@ -88,14 +88,17 @@ void Peer::advance() {
 void Peer::connect_path(Transport &transport) {
   std::string offer;
   uint64_t connection;
+  const int64_t now = now_ns();
+  int64_t deadline = now + int64_t{engine_->config.connect_timeout_ms} * kMillisecond;
   {
     std::lock_guard lock(mutex_);
     const auto path = find_path_locked(transport.name());
     if (path == paths_.end()) return;
     offer = path->offer;
     connection = connection_;
+    // Half of the time that is left, so that the next path has some too, and the cause of a failure is told.
+    if (state_ == State::kConnecting) deadline = std::min(deadline, now + (connect_deadline_ - now) / 2);
   }
-  const int64_t deadline = now_ns() + int64_t{engine_->config.connect_timeout_ms} * kMillisecond;
   transport.connect(shared_from_this(), offer, deadline,
                     [weak = weak_from_this(), connection, name = std::string(transport.name())](
                         std::shared_ptr<Link> link, const Error &error) {

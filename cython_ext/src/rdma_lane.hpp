@@ -89,7 +89,7 @@ class RdmaLane final : public Lane {
   void completed_locked();
   void finish_locked(Frame frame);
   Error explain(const ibv_wc &completion) const;
-  Error here(Error error) const;
+  Error here(Error error) const override;
   uint32_t remote_rail() const { return remotes_[remote_]; }
   void choose_remote_locked();
   Error remote_changed_locked(uint32_t rail, bool up);
