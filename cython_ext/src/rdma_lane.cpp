@@ -82,7 +82,8 @@ Error RdmaLane::connect_locked(const rdma::QueuePairInfo &remote) {
   probe.opcode = IBV_WR_RDMA_WRITE;
   probe.send_flags = IBV_SEND_SIGNALED;
   probing_ = true;
-  armed_ = queue_->arm();
+  if (Error error = queue_->arm()) return here(std::move(error));
+  armed_ = true;
   if (const int err = queue_->post(&probe)) {
     return here(system_error(MP_TRANSPORT_UNAVAILABLE, err, "cannot post a work request"));
   }
@@ -197,7 +198,8 @@ void RdmaLane::watch_channel_locked(bool watched) {
 
 void RdmaLane::arm_queue_locked() {
   if (armed_) return;
-  armed_ = queue_->arm();
+  if (Error error = queue_->arm()) return cut_locked(here(std::move(error)));
+  armed_ = true;
   // What came before makes nothing ready.
   while (queue_ != nullptr && poll_locked()) post_locked();
 }
@@ -359,6 +361,7 @@ std::optional<pollfd> RdmaLane::sleep_on_locked() {
   // Nobody else has to look meanwhile.
   watch_channel_locked(false);
   arm_queue_locked();
+  if (queue_ == nullptr) left_.reset();  // nobody sleeps on it yet
   if (queue_ == nullptr || chains_.size() != before) return {};
   return pollfd{channel_->fd(), POLLIN, 0};
 }

@@ -91,7 +91,7 @@ INSTANTIATE_TEST_SUITE_P(
     Fails, EngineRdmaStep,
     ::testing::Combine(::testing::Values(Step{Call::kCreateChannel, "Channel"}, Step{Call::kCreateCq, "Completions"},
                                          Step{Call::kCreateQp, "QueuePair"}, Step{Call::kToInit, "Init"},
-                                         Step{Call::kToRtr, "Rtr"}, Step{Call::kToRts, "Rts"}),
+                                         Step{Call::kToRtr, "Rtr"}, Step{Call::kToRts, "Rts"}, Step{Call::kArm, "Arm"}),
                        ::testing::Bool()),
     [](const auto &info) {
       return std::string(std::get<0>(info.param).name) + (std::get<1>(info.param) ? "AtTarget" : "AtSource");

@@ -127,6 +127,57 @@ TEST_F(EngineRdmaFault, ACallThatFailsInTheMiddle) {
   }
 }
 
+// ---------------------------------------------------------------- arming
+
+// As if no time-out would ever find a lane that nobody is woken for.
+void without_time_out(mp_config &config) { config.progress_timeout_ms = 3'600'000; }
+
+TEST_F(EngineRdmaFault, AQueueThatCannotBeArmedCostsItsLaneAtOnce) {
+  open(without_time_out);
+  const auto errors = [&] { return source_->stat({"lane_errors"}); };
+  for (const mp_op op : {MP_WRITE, MP_READ}) {
+    for (const int64_t bytes : {int64_t{4096}, static_cast<int64_t>(bytes_)}) {
+      SCOPED_TRACE(bytes);
+      const int64_t before = errors();
+      // A queue that is armed since the last transfer is not armed again.
+      EXPECT_TRUE(eventually([&] {
+        standin::fail_calls({.call = Call::kArm, .err = EIO, .device = 0});
+        standin::fail_calls({.call = Call::kArm, .err = EIO, .device = 1});
+        standin::hold_requests(true);
+        std::thread later([&] {
+          EXPECT_TRUE(eventually([&] { return errors() > before || standin::requests_waiting() > 0; }));
+          std::this_thread::sleep_for(std::chrono::milliseconds(5));
+          standin::hold_requests(false);
+        });
+        expect_moved(op, {{0, 0, bytes}});
+        later.join();
+        standin::clear_faults();
+        return errors() > before || HasFailure();
+      }));
+    }
+  }
+}
+
+TEST_F(EngineRdmaFault, UnderRequireQueuesThatCannotBeArmedAreTheError) {
+  open([](mp_config &config) {
+    without_time_out(config);
+    config.require = "rdma";
+  });
+  for (const int device : {0, 1}) {
+    standin::fail_calls({.call = Call::kArm, .err = EIO, .times = kAlways, .device = device});
+  }
+  standin::hold_requests(true);
+  const TransferHandle moving = start(MP_READ, everything());
+  EXPECT_EQ(finish(moving), MP_FAILED);
+  const mp_error error = error_of(moving);
+  EXPECT_EQ(error.code, MP_TRANSPORT_UNAVAILABLE) << text_of(moving);
+  EXPECT_STREQ(error.path, "rdma");
+  EXPECT_TRUE(contains(error.message, "rail standin")) << error.message;
+  EXPECT_TRUE(contains(error.message, "the completion queue cannot be armed")) << error.message;
+  EXPECT_TRUE(contains(error.cause, "Input/output error")) << error.cause;
+  EXPECT_EQ(source_->stat({"paths", "rdma", "failed"}), 1);
+}
+
 // ---------------------------------------------------------------- ports
 
 TEST_F(EngineRdmaFault, APortThatGoesDownInATransfer) {
