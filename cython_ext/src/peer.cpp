@@ -372,8 +372,8 @@ void Peer::info(mp_peer_info *out) const {
   std::copy(incarnation_.begin(), incarnation_.end(), out->incarnation);
   wire::set_text(out->name, name_);
   wire::set_text(out->address, address_);
-  const std::vector<std::shared_ptr<Link>> links = links_locked();
-  wire::set_text(out->path, links.empty() ? "" : links.front()->path());
+  const Path *const path = current_path_locked();
+  wire::set_text(out->path, path == nullptr ? "" : path->transport->name());
   wire::set_text(out->fallback, fallback_locked());
   out->regions = by_name_.size();
 }

@@ -100,6 +100,8 @@ class Peer : public std::enable_shared_from_this<Peer> {
   static void out_of_use_locked(Path &path, const Error &cause);
   std::vector<Path>::iterator find_path_locked(const std::string &name);
   std::shared_ptr<Link> route(const Transfer &transfer, const Link *except, Error *error);
+  // What would carry the next transfer; nullptr: nothing.
+  const Path *current_path_locked() const;
   std::string fallback_locked() const;
   std::vector<std::shared_ptr<Link>> links_locked() const;
   void on_lost(const Error &cause, bool peer_closed);

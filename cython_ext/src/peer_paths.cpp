@@ -223,13 +223,27 @@ bool Peer::park(const Work &work, const Error &cause) {
   return true;
 }
 
+// One that is connected, or else one that route() would connect for the transfer.
+const Peer::Path *Peer::current_path_locked() const {
+  if (state_ != State::kReady) return nullptr;
+  for (const Path &path : paths_) {
+    if (path.link != nullptr && path.link->usable()) return &path;
+  }
+  const int64_t now = now_ns();
+  for (const Path &path : paths_) {
+    if (path.link == nullptr && (path.connecting || (path.possible && path.retry_at <= now))) return &path;
+  }
+  return nullptr;
+}
+
 // Why the paths are not used that would be cheaper than the one in use.
 std::string Peer::fallback_locked() const {
+  const Path *const current = current_path_locked();
   std::string text;
   for (const Path &path : paths_) {
     const std::string reason = path.link != nullptr ? path.link->shortcoming() : path.why_not;
     if (!reason.empty()) text += (text.empty() ? "" : "; ") + std::string(path.transport->name()) + ": " + reason;
-    if (path.link != nullptr) break;
+    if (&path == current) break;
   }
   return text;
 }

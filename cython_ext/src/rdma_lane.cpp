@@ -252,6 +252,8 @@ bool RdmaLane::poll_locked() {
     if (probing_) {
       probing_ = false;
       failed_ = false;
+      // Nobody may have been there to hear that it is back.
+      rdma_link_.remote_changed(remote_rail(), true);
       opened_locked();
     } else {
       completed_locked();
@@ -264,6 +266,11 @@ bool RdmaLane::poll_locked() {
 }
 
 // ---------------------------------------------------------------- the peer's rail
+
+bool RdmaLane::reachable() const {
+  return rail_->state().up &&
+         std::any_of(remotes_.begin(), remotes_.end(), [this](uint32_t j) { return rdma_link_.remote_up(j); });
+}
 
 // The first one of those that are up. After one that was tried in vain the next, whatever is known of it: the news that
 // it is back comes over lanes, of which there may be none.

@@ -24,6 +24,8 @@ class RdmaLane final : public Lane {
 
   const Rail &rail() const { return *rail_; }
   uint64_t distance(const Transfer &transfer) const override;
+  // Its port is up, and one of the peer's, as far as is known.
+  bool reachable() const;
   // The port went up or down.
   void rail_changed();
 

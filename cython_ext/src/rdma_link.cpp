@@ -87,10 +87,20 @@ bool RdmaLink::takes(const Transfer &transfer) const {
                                           [&](const Desc &desc) { return refused_.count(desc.key) != 0; });
 }
 
+// A lane that rests is tried when a transfer comes, but while its ports are down the bytes go another way.
+bool RdmaLink::usable() const {
+  return std::any_of(lanes().begin(), lanes().end(), [](const auto &lane) {
+    return lane->ready() || (lane->promising() && static_cast<const RdmaLane &>(*lane).reachable());
+  });
+}
+
 std::string RdmaLink::shortcoming() const {
-  if (promising()) return {};
+  if (usable()) return {};
   std::lock_guard lock(state_mutex_);
-  if (!first_cause_) return "no rail is connected";
+  if (!first_cause_) {
+    const RdmaHost &host = *engine().rdma;
+    return host.any_up() ? "no port of the peer is up" : "no port can be used: " + host.why_not();
+  }
   // What the peer met is only in the cause.
   return first_cause_.message + (first_cause_.cause.empty() ? "" : ": " + first_cause_.cause);
 }

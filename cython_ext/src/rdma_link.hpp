@@ -32,6 +32,7 @@ class RdmaLink final : public LaneLink {
   // When there was work last.
   int64_t used_at() const { return used_at_.load(std::memory_order_relaxed); }
   bool takes(const Transfer &transfer) const override;
+  bool usable() const override;
   std::string shortcoming() const override;
   bool established() const override;
   int64_t opening_ns() const override;

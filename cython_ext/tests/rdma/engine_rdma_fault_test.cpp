@@ -249,6 +249,48 @@ TEST_F(EngineRdmaFault, PortsThatGoDownWhileNothingMoves) {
   }
 }
 
+TEST_F(EngineRdmaFault, ThePathIsWhatWouldCarryTheNextTransfer) {
+  for (const bool at_target : {false, true}) {
+    SCOPED_TRACE(at_target);
+    open();
+    EXPECT_STREQ(info().path, "rdma");
+    EXPECT_EQ(fallback(), "");
+    const std::vector<int> devices = at_target ? std::vector<int>{2, 3} : std::vector<int>{0, 1};
+    for (const int device : devices) standin::set_port(device, false);
+    // Before anything is sent that would find out.
+    ASSERT_TRUE(eventually([&] { return info().path == std::string("tcp"); })) << info().path << fallback();
+    EXPECT_TRUE(contains(fallback(), "rdma: ")) << fallback();
+    EXPECT_TRUE(contains(fallback(), "port")) << fallback();
+    expect_moved(MP_WRITE, everything());
+    EXPECT_EQ(moved_by("tcp"), static_cast<int64_t>(bytes_));
+    EXPECT_EQ(moved_by("rdma"), 0);
+    EXPECT_STREQ(info().path, "tcp");
+    for (const int device : devices) standin::set_port(device, true);
+    ASSERT_TRUE(eventually([&] { return info().path == std::string("rdma"); })) << fallback();
+    EXPECT_EQ(fallback(), "");
+    expect_moved(MP_WRITE, everything());
+    EXPECT_EQ(moved_by("rdma"), static_cast<int64_t>(bytes_));
+    close();
+    standin::reset();
+  }
+}
+
+TEST_F(EngineRdmaFault, UnderRequireWithEveryPortDownThereIsNoPath) {
+  open([](mp_config &config) { config.require = "rdma"; });
+  for (const int device : {0, 1}) standin::set_port(device, false);
+  ASSERT_TRUE(eventually([&] { return info().path == std::string(); })) << info().path;
+  EXPECT_TRUE(contains(fallback(), "the port is down")) << fallback();
+  ASSERT_TRUE(eventually([&] { return rail(*source_, 0, "queue_pairs") + rail(*source_, 1, "queue_pairs") == 0; }));
+  for (int64_t failed = 1; failed <= 2; ++failed) {
+    EXPECT_EQ(finish(start(MP_WRITE, everything())), MP_FAILED);
+    EXPECT_EQ(source_->stat({"paths", "rdma", "failed"}), failed);
+  }
+  EXPECT_EQ(source_->stat({"paths", "tcp", "failed"}), 0);
+  for (const int device : {0, 1}) standin::set_port(device, true);
+  EXPECT_TRUE(eventually([&] { return info().path == std::string("rdma"); })) << fallback();
+  expect_moved(MP_WRITE, everything());
+}
+
 TEST_F(EngineRdmaFault, UnderRequireWithEveryPortDownItFailsAndComesBack) {
   open([](mp_config &config) { config.require = "rdma"; });
   standin::hold_requests(true);
