@@ -65,12 +65,12 @@ TEST_P(EngineRdmaEndOf, CancelsAtAnyMoment) {
   standin::set_deferred(true);
   Bytes &memory = destination(GetParam());
   int stopped = 0;
-  for (uint32_t round = 0; round < 40; ++round) {
+  for (uint32_t round = 0; round < rounds(48); ++round) {
     SCOPED_TRACE(round);
     const auto moved = [] { return standin::counters().written_bytes + standin::counters().read_bytes; };
     const uint64_t before = moved();
     const TransferHandle moving = start_all(GetParam());
-    const uint64_t until = before + round * (bytes_ / 48);
+    const uint64_t until = before + round * (bytes_ / rounds(48));
     while (moved() < until && mp_transfer_get_state(moving.get()) == MP_RUNNING) std::this_thread::yield();
     ASSERT_EQ(mp_transfer_cancel(moving.get(), kPatienceNs), MP_OK);
     const mp_transfer_state state = mp_transfer_get_state(moving.get());
@@ -123,7 +123,7 @@ TEST_P(EngineRdmaEndOf, ClosingTheTargetGivesMemoryBack) {
 
 TEST_P(EngineRdmaEndOf, ClosingInTheMiddle) {
   const bool writes = GetParam() == MP_WRITE;
-  for (uint32_t round = 0; round < 12; ++round) {
+  for (uint32_t round = 0; round < rounds(24); ++round) {
     SCOPED_TRACE(round);
     standin::set_deferred(true);
     if (round > 0) open();
@@ -169,7 +169,7 @@ TEST_F(EngineRdmaEnd, AFenceInTheMiddleOfWrites) {
   standin::set_deferred(true);
   uint8_t incarnation[16];
   mp_engine_incarnation(source_->get(), incarnation);
-  for (uint32_t round = 0; round < 15; ++round) {
+  for (uint32_t round = 0; round < rounds(24); ++round) {
     SCOPED_TRACE(round);
     const uint64_t before = standin::counters().written_bytes;
     const TransferHandle moving = start_all(MP_WRITE);

@@ -323,7 +323,7 @@ TEST_F(EngineRdmaFault, PortsThatFlap) {
       std::this_thread::sleep_for(std::chrono::microseconds(random() % 10000));
     }
   });
-  for (int round = 0; round < 30; ++round) expect_moved(round % 2 == 0 ? MP_WRITE : MP_READ, everything());
+  for (uint32_t round = 0; round < rounds(30); ++round) expect_moved(round % 2 == 0 ? MP_WRITE : MP_READ, everything());
   over.store(true);
   flapping.join();
   EXPECT_TRUE(eventually([&] { return moves_over_rdma(); })) << fallback();
