@@ -208,6 +208,8 @@ std::vector<Work> Lane::shutdown() {
   if (!assisted_) wake_.reset();
   ready_.store(false);
   promising_.store(false);
+  // It need not be the socket that it sleeps on.
+  if (asleep_) wake_waiter_locked();
   if (fd_) {
     ::shutdown(fd(), SHUT_RDWR);
     io_.remove(*this);

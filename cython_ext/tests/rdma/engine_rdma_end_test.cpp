@@ -113,6 +113,18 @@ TEST_P(EngineRdmaEndOf, ClosingTheSourceGivesMemoryBack) {
   if (GetParam() == MP_WRITE) expect_given_back(remote_memory_);
 }
 
+TEST_P(EngineRdmaEndOf, ClosingThePeerWakesWhoWaits) {
+  standin::hold_requests(true);
+  const TransferHandle held = start(GetParam(), {{0, 0, 4096}});
+  const int64_t before = now_ns();
+  std::thread waiting([&] { EXPECT_NE(finish(held), MP_COMPLETED); });
+  // Until it sleeps.
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  EXPECT_EQ(mp_peer_close(peer_.get(), nullptr), MP_OK);
+  waiting.join();
+  EXPECT_LT(now_ns() - before, kPatienceNs / 4) << "no deadline passed";
+}
+
 TEST_P(EngineRdmaEndOf, ClosingTheTargetGivesMemoryBack) {
   const TransferHandle held = start_held(GetParam());
   target_->close();
