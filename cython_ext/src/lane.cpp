@@ -19,6 +19,11 @@ constexpr int64_t kRoomNs = 10 * kMillisecond;
 
 }  // namespace
 
+Error not_ready_in_time() {
+  return make_error(MP_CONNECT, "a lane was not ready within the connect deadline",
+                    "check that the peer is not stopped, or raise connect_timeout");
+}
+
 Lane::Lane(LaneLink &link, IoThread &io, wire::Kind kind) : link_(link), engine_(link.engine()), io_(io), kind_(kind) {
   engine_.stats.lanes.fetch_add(1);
 }
@@ -28,13 +33,16 @@ Lane::~Lane() { engine_.stats.lanes.fetch_sub(1); }
 // ---------------------------------------------------------------- connecting
 
 void Lane::dial_now() {
+  // Others would make room for it in vain.
+  if (ready_.load()) return;
   const Error hindered = hindrance();
   std::lock_guard lock(mutex_);
   if (shut_ || dialing_ || ready_.load()) return;
   const std::shared_ptr<Peer> peer = link_.peer();
   if (peer == nullptr) return;
   if (resting_.exchange(false)) promising_.store(true);
-  if (hindered.code == MP_LIMIT && link_.established()) return wait_for_room_locked();
+  // Others give up what it needs as soon as they are idle. What is queued waits for that.
+  if (hindered.code == MP_LIMIT && link_.established()) return dial_at_locked(now_ns() + kRoomNs);
   if (hindered) return failed_to_dial_locked(hindered);
   dialing_ = true;
   const uint64_t attempt = ++attempt_;
@@ -59,10 +67,9 @@ void Lane::on_dialed(uint64_t attempt, Dialed dialed) {
     begin_locked();
     if (ready_.load() || !fd_) return;
     // The transport has more to arrange over the socket.
-    io_.call_at(now_ns() + int64_t{engine_.config.connect_timeout_ms} * kMillisecond,
-                [weak = weak_from_this(), attempt] {
-                  if (auto self = weak.lock()) self->check_opened(attempt);
-                });
+    io_.call_at(now_ns() + link_.opening_ns(), [weak = weak_from_this(), attempt] {
+      if (auto self = weak.lock()) self->check_opened(attempt);
+    });
   });
 }
 
@@ -88,15 +95,17 @@ void Lane::opened_locked() {
 void Lane::check_opened(uint64_t attempt) {
   with_lock([&] {
     if (attempt != attempt_ || shut_ || ready_.load() || !fd_) return;
-    cut_locked(make_error(MP_CONNECT, "a lane was not ready within the connect deadline",
-                          "check that the peer is not stopped, or raise connect_timeout"));
+    cut_locked(here(not_ready_in_time()));
   });
 }
 
 void Lane::schedule_dial_locked() {
   if (shut_) return;
-  const int64_t when = now_ns() + backoff_.wait_ns();
+  dial_at_locked(now_ns() + backoff_.wait_ns());
   backoff_.grow();
+}
+
+void Lane::dial_at_locked(int64_t when) {
   io_.call_at(when, [weak = weak_from_this()] {
     if (auto self = weak.lock()) self->dial_now();
   });
@@ -163,13 +172,6 @@ void Lane::cut_locked(Error cause) {
   if (!assisted_) schedule_dial_locked();
 }
 
-// Others give up what it needs as soon as they are idle. What is queued waits for that.
-void Lane::wait_for_room_locked() {
-  io_.call_at(now_ns() + kRoomNs, [weak = weak_from_this()] {
-    if (auto self = weak.lock()) self->dial_now();
-  });
-}
-
 void Lane::leave_locked(bool again) {
   ready_.store(false);
   dialing_ = false;
@@ -206,6 +208,8 @@ std::vector<Work> Lane::shutdown() {
   if (!assisted_) wake_.reset();
   ready_.store(false);
   promising_.store(false);
+  // It need not be the socket that it sleeps on.
+  if (asleep_) wake_waiter_locked();
   if (fd_) {
     ::shutdown(fd(), SHUT_RDWR);
     io_.remove(*this);

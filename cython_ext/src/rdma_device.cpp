@@ -160,6 +160,12 @@ RailState Rail::state() const {
   return state_;
 }
 
+Error Rail::unusable(const RailState &state) const {
+  if (state.up) return {};
+  return make_error(MP_TRANSPORT_UNAVAILABLE, "rail " + label() + " cannot be used: " + state.reason,
+                    "see `mooncake-bench doctor`");
+}
+
 // ---------------------------------------------------------------- host
 
 std::string find_rdma_devices(std::vector<std::string> *names) {

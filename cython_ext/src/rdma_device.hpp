@@ -75,6 +75,9 @@ class Rail {
   // Asks the device. True when the rail went up or down, or has another address.
   bool refresh();
   RailState state() const;
+  // The error of whoever wants to use it in this state; none when it is up.
+  Error unusable(const RailState &state) const;
+  Error unusable() const { return unusable(state()); }
 
   const std::shared_ptr<RdmaDevice> device;
   const size_t device_index;  // among the devices of the engine

@@ -28,24 +28,8 @@ Error no_room() {
 
 }  // namespace
 
-class RdmaLane::Channel : public Handler {
- public:
-  Channel(std::weak_ptr<Lane> lane, Fd fd) : lane_(std::move(lane)) { fd_ = std::move(fd); }
-  void on_events(uint32_t) override {
-    if (const auto lane = std::static_pointer_cast<RdmaLane>(lane_.lock())) lane->on_completions();
-  }
-
- private:
-  const std::weak_ptr<Lane> lane_;
-};
-
-RdmaLane::RdmaLane(RdmaLink &link, IoThread &io, std::shared_ptr<RdmaHost> host, std::shared_ptr<Rail> rail,
-                   std::vector<uint32_t> remotes)
-    : Lane(link, io, wire::kRdma),
-      rdma_link_(link),
-      rail_(std::move(rail)),
-      host_(std::move(host)),
-      remotes_(std::move(remotes)) {}
+RdmaLane::RdmaLane(RdmaLink &link, IoThread &io, std::shared_ptr<Rail> rail, std::vector<uint32_t> remotes)
+    : Lane(link, io, wire::kRdma), rdma_link_(link), rail_(std::move(rail)), remotes_(std::move(remotes)) {}
 
 // Adds which rail it was.
 Error RdmaLane::here(Error error) const {
@@ -58,26 +42,24 @@ Error RdmaLane::here(Error error) const {
 // A port that went down says so, but not every device says that it is back.
 Error RdmaLane::hindrance() {
   if (!rail_->state().up) rail_->refresh();
-  const RailState state = rail_->state();
-  if (!state.up) {
-    return make_error(MP_TRANSPORT_UNAVAILABLE, "rail " + rail_->label() + " cannot be used: " + state.reason,
-                      "see `mooncake-bench doctor`");
-  }
+  if (Error error = rail_->unusable()) return error;
   make_room();
-  return host_->queue_pairs_left() ? Error{} : no_room();
+  return engine_.rdma->queue_pairs_left() ? Error{} : no_room();
 }
 
 void RdmaLane::make_room() { engine_.make_room_for_queue_pair(rdma_link_); }
 
 void RdmaLane::begin_locked() {
   choose_remote_locked();
-  counted_ = host_->take_queue_pair();
+  counted_ = engine_.rdma->take_queue_pair();
   if (!counted_ && rdma_link_.established()) return leave_locked(true);
   failed_ = true;
   Error error = counted_ ? Error{} : no_room();
   if (!error) error = RdmaQueue::make(rail_, engine_.config.rdma, false, &queue_);
   if (!error) {
-    channel_ = std::make_shared<Channel>(weak_from_this(), queue_->descriptor());
+    channel_ = std::make_shared<RdmaChannel>(queue_->descriptor(), [weak = weak_from_this()] {
+      if (const auto self = std::static_pointer_cast<RdmaLane>(weak.lock())) self->on_completions();
+    });
     error = channel_->fd() < 0 ? make_error(MP_LIMIT, "no descriptor is left", "raise `ulimit -n`")
                                : io_.add(channel_, EPOLLIN);
   }
@@ -100,7 +82,8 @@ Error RdmaLane::connect_locked(const rdma::QueuePairInfo &remote) {
   probe.opcode = IBV_WR_RDMA_WRITE;
   probe.send_flags = IBV_SEND_SIGNALED;
   probing_ = true;
-  armed_ = queue_->arm();
+  if (Error error = queue_->arm()) return here(std::move(error));
+  armed_ = true;
   if (const int err = queue_->post(&probe)) {
     return here(system_error(MP_TRANSPORT_UNAVAILABLE, err, "cannot post a work request"));
   }
@@ -215,7 +198,8 @@ void RdmaLane::watch_channel_locked(bool watched) {
 
 void RdmaLane::arm_queue_locked() {
   if (armed_) return;
-  armed_ = queue_->arm();
+  if (Error error = queue_->arm()) return cut_locked(here(std::move(error)));
+  armed_ = true;
   // What came before makes nothing ready.
   while (queue_ != nullptr && poll_locked()) post_locked();
 }
@@ -268,6 +252,8 @@ bool RdmaLane::poll_locked() {
     if (probing_) {
       probing_ = false;
       failed_ = false;
+      // Nobody may have been there to hear that it is back.
+      rdma_link_.remote_changed(remote_rail(), true);
       opened_locked();
     } else {
       completed_locked();
@@ -280,6 +266,11 @@ bool RdmaLane::poll_locked() {
 }
 
 // ---------------------------------------------------------------- the peer's rail
+
+bool RdmaLane::reachable() const {
+  return rail_->state().up &&
+         std::any_of(remotes_.begin(), remotes_.end(), [this](uint32_t j) { return rdma_link_.remote_up(j); });
+}
 
 // The first one of those that are up. After one that was tried in vain the next, whatever is known of it: the news that
 // it is back comes over lanes, of which there may be none.
@@ -377,6 +368,7 @@ std::optional<pollfd> RdmaLane::sleep_on_locked() {
   // Nobody else has to look meanwhile.
   watch_channel_locked(false);
   arm_queue_locked();
+  if (queue_ == nullptr) left_.reset();  // nobody sleeps on it yet
   if (queue_ == nullptr || chains_.size() != before) return {};
   return pollfd{channel_->fd(), POLLIN, 0};
 }
@@ -420,7 +412,7 @@ std::vector<Work> RdmaLane::take_unfinished_locked() {
   if (asleep_) left_ = std::move(channel_);
   channel_.reset();
   queue_.reset();
-  if (counted_) host_->give_queue_pair();
+  if (counted_) engine_.rdma->give_queue_pair();
   armed_ = probing_ = going_back_ = counted_ = false;
   std::vector<Work> work;
   for (Frame &frame : frames_) work.push_back(std::move(frame.work));

@@ -20,19 +20,18 @@ class RdmaLink;
 class RdmaLane final : public Lane {
  public:
   // `remotes`: rails of the peer in its offer, the one that it is meant for first.
-  RdmaLane(RdmaLink &link, IoThread &io, std::shared_ptr<RdmaHost> host, std::shared_ptr<Rail> rail,
-           std::vector<uint32_t> remotes);
+  RdmaLane(RdmaLink &link, IoThread &io, std::shared_ptr<Rail> rail, std::vector<uint32_t> remotes);
 
   const Rail &rail() const { return *rail_; }
   uint64_t distance(const Transfer &transfer) const override;
+  // Its port is up, and one of the peer's, as far as is known.
+  bool reachable() const;
   // The port went up or down.
   void rail_changed();
 
  private:
   // One doorbell and one signalled completion for so many requests.
   static constexpr uint32_t kChainMax = 32;
-  // Completions make this descriptor ready.
-  class Channel;
   // Part of a transfer whose work requests are being posted, or have been.
   struct Frame {
     Work work;
@@ -41,7 +40,6 @@ class RdmaLane final : public Lane {
     uint64_t next_at = 0;  // ... from this byte on
     uint32_t chains = 0;   // posted and not completed
     bool begun = false;    // something of it was posted
-    bool marked = false;
     std::vector<wire::FailedDesc> failed;
   };
   struct Chain {
@@ -93,7 +91,7 @@ class RdmaLane final : public Lane {
   void completed_locked();
   void finish_locked(Frame frame);
   Error explain(const ibv_wc &completion) const;
-  Error here(Error error) const;
+  Error here(Error error) const override;
   uint32_t remote_rail() const { return remotes_[remote_]; }
   void choose_remote_locked();
   Error remote_changed_locked(uint32_t rail, bool up);
@@ -101,14 +99,13 @@ class RdmaLane final : public Lane {
 
   RdmaLink &rdma_link_;
   const std::shared_ptr<Rail> rail_;
-  const std::shared_ptr<RdmaHost> host_;
   const std::vector<uint32_t> remotes_;
   size_t remote_ = 0;        // the place in it of the one in use
   bool failed_ = false;      // nothing came through it
   bool going_back_ = false;  // takes nothing new, to connect to the rail that it is meant for
   bool counted_ = false;     // among the engine's queue pairs
   std::unique_ptr<RdmaQueue> queue_;
-  std::shared_ptr<Channel> channel_, left_;  // left_: that a waiter still sleeps on
+  std::shared_ptr<RdmaChannel> channel_, left_;  // ready when something completed; left_: a waiter still sleeps on it
   bool armed_ = false;
   bool channel_watched_ = false;  // by the I/O thread
   bool waited_ = false;           // the latest completion was found by a thread that waited for it

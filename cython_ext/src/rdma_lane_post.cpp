@@ -202,14 +202,13 @@ uint32_t RdmaLane::build_locked(Frame *frame, uint32_t room) {
 // what verbs promise to happen after the bytes of all requests before it are in place.
 uint32_t RdmaLane::mark_locked(Frame *frame, uint32_t n) {
   Transfer &transfer = *frame->work.transfer;
-  if (!transfer.has_notify || transfer.op != MP_WRITE || frame->marked || (n == 0 && !frame->begun)) return n;
+  if (!transfer.has_notify || transfer.op != MP_WRITE || (n == 0 && !frame->begun)) return n;
   if (n == 0) {
     // What was to be the last could not be posted.
     requests_[n++] = {};
     requests_[0].opcode = IBV_WR_RDMA_WRITE;
   }
   requests_[n - 1].opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
-  frame->marked = true;
   transfer.note_mark(lane_id_, ++marks_);
   return n;
 }

@@ -55,10 +55,7 @@ Error RdmaQueue::make(const std::shared_ptr<Rail> &rail, const RdmaConfig &confi
   std::unique_ptr<RdmaQueue> made(new RdmaQueue(rail, config));
   const RdmaDevice &device = *rail->device;
   const ibv_device_attr &limits = device.attributes;
-  if (!made->state_.up) {
-    return make_error(MP_TRANSPORT_UNAVAILABLE, "rail " + rail->label() + " cannot be used: " + made->state_.reason,
-                      "see `mooncake-bench doctor`");
-  }
+  if (Error error = rail->unusable(made->state_)) return error;
   made->depth_ = serves ? 1 : std::min(config.queue_depth, static_cast<uint32_t>(limits.max_qp_wr));
   made->channel_ = device.verbs.create_comp_channel(device.context);
   if (made->channel_ == nullptr) return made->failed("make a completion channel", errno);
@@ -160,6 +157,13 @@ int RdmaQueue::expect_marks(uint32_t n) {
 int RdmaQueue::post(ibv_send_wr *chain) {
   ibv_send_wr *bad = nullptr;
   return ibv_post_send(qp_, chain, &bad);
+}
+
+Error RdmaQueue::arm() {
+  if (const int err = ibv_req_notify_cq(cq_, 0)) {
+    return system_error(MP_TRANSPORT_UNAVAILABLE, err, "the completion queue cannot be armed");
+  }
+  return {};
 }
 
 void RdmaQueue::clear() {

@@ -2,6 +2,7 @@
 // One RC queue pair with a completion queue of its own, from its making to its end. Not thread-safe.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -30,8 +31,8 @@ class RdmaQueue {
   int expect_marks(uint32_t n);
   // Up to `n`; negative when the completion queue is broken.
   int poll(ibv_wc *out, int n) { return ibv_poll_cq(cq_, n, out); }
-  // The next completion makes the descriptor ready, unless it is there already.
-  bool arm() { return ibv_req_notify_cq(cq_, 0) == 0; }
+  // The next completion makes the descriptor ready, unless it is there already. On an error nothing ever will.
+  Error arm();
   // Takes the readiness away again.
   void clear();
   // A new descriptor, to watch.
@@ -56,6 +57,16 @@ class RdmaQueue {
   uint32_t depth_ = 0, pieces_max_ = 1, inline_max_ = 0;
   rdma::QueuePairInfo info_{};
   std::string remote_;  // for errors
+};
+
+// What an I/O thread watches a queue pair by: its descriptor is ready when something may have completed.
+class RdmaChannel final : public Handler {
+ public:
+  RdmaChannel(Fd fd, std::function<void()> ready) : ready_(std::move(ready)) { fd_ = std::move(fd); }
+  void on_events(uint32_t) override { ready_(); }
+
+ private:
+  const std::function<void()> ready_;
 };
 
 }  // namespace moonpool

@@ -19,17 +19,6 @@ constexpr size_t kSendBytes = 1u << 20;
 
 }  // namespace
 
-class RdmaServerLane::Channel : public Handler {
- public:
-  Channel(std::weak_ptr<RdmaServerLane> lane, Fd fd) : lane_(std::move(lane)) { fd_ = std::move(fd); }
-  void on_events(uint32_t) override {
-    if (const auto lane = lane_.lock()) lane->on_marks();
-  }
-
- private:
-  const std::weak_ptr<RdmaServerLane> lane_;
-};
-
 RdmaServerLane::RdmaServerLane(Engine &engine, IoThread &io, Fd fd, std::weak_ptr<Session> session)
     : engine_(engine), io_(io), session_(std::move(session)) {
   fd_ = std::move(fd);
@@ -59,12 +48,16 @@ void RdmaServerLane::close_locked() {
   if (closed_) return;
   closed_ = true;
   engine_.stats.server_lanes.fetch_sub(1);
-  if (channel_ != nullptr) io_.remove(*channel_);
-  channel_.reset();
-  // The device touches no memory for the client any more when this is gone.
-  queue_.reset();
+  end_queue_locked();
   io_.remove(*this);
   fd_.reset();
+}
+
+// When it returns the device touches no memory for the client any more.
+void RdmaServerLane::end_queue_locked() {
+  if (channel_ != nullptr) io_.remove(*channel_);
+  channel_.reset();
+  queue_.reset();
 }
 
 void RdmaServerLane::drop_region(const Region &region) {
@@ -107,7 +100,7 @@ void RdmaServerLane::on_marks() {
     if (closed_) return;
     queue_->clear();
     // Armed before the last look, so that none is missed.
-    if (!queue_->arm() || !take_marks_locked()) close_locked();
+    if (queue_->arm() || !take_marks_locked()) close_locked();
   }
   if (const auto session = session_.lock()) session->deliver();
 }
@@ -163,9 +156,7 @@ bool RdmaServerLane::take_locked(const rdma::Frame &frame) {
     error = connect_locked(frame);
   }
   if (error) {
-    if (channel_ != nullptr) io_.remove(*channel_);
-    channel_.reset();
-    queue_.reset();
+    end_queue_locked();
     answer.header.status = static_cast<uint16_t>(MP_TRANSPORT_UNAVAILABLE);
     answer.message = error.message + (error.cause.empty() ? "" : ": " + error.cause);
   } else {
@@ -179,10 +170,12 @@ Error RdmaServerLane::connect_locked(const rdma::Frame &frame) {
   if (Error error = RdmaQueue::make(engine_.rdma->rail(frame.header.rail), engine_.config.rdma, true, &queue_)) {
     return error;
   }
-  channel_ = std::make_shared<Channel>(weak_from_this(), queue_->descriptor());
+  channel_ = std::make_shared<RdmaChannel>(queue_->descriptor(), [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->on_marks();
+  });
   if (channel_->fd() < 0) return make_error(MP_LIMIT, "no descriptor is left");
   if (Error error = io_.add(channel_, EPOLLIN)) return error;
-  if (!queue_->arm()) return make_error(MP_TRANSPORT_UNAVAILABLE, "a completion queue cannot be armed");
+  if (Error error = queue_->arm()) return error;
   return queue_->connect(frame.queue_pair);
 }
 

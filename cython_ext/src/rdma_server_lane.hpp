@@ -30,9 +30,6 @@ class RdmaServerLane final : public Handler, public ServerLane, public std::enab
   bool marked(uint32_t count) const override;
 
  private:
-  // Marks that arrive make this descriptor ready.
-  class Channel;
-
   void on_events(uint32_t events) override;
   bool receive_locked();
   bool take_locked(const rdma::Frame &frame);
@@ -42,6 +39,7 @@ class RdmaServerLane final : public Handler, public ServerLane, public std::enab
   bool take_marks_locked();
   void flush_locked();
   void close_locked();
+  void end_queue_locked();
 
   Engine &engine_;
   IoThread &io_;
@@ -51,8 +49,8 @@ class RdmaServerLane final : public Handler, public ServerLane, public std::enab
   uint32_t watched_ = 0;
   std::string in_, out_;
   std::unique_ptr<RdmaQueue> queue_;
-  std::shared_ptr<Channel> channel_;
-  uint32_t marks_ = 0;  // that came
+  std::shared_ptr<RdmaChannel> channel_;  // ready when marks have come
+  uint32_t marks_ = 0;                    // that came
 };
 
 }  // namespace moonpool

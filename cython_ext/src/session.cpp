@@ -102,13 +102,13 @@ void Session::withdraw(const Region &region) {
   if (control_ != nullptr) control_->send(wire::kRegionGone, body);
 }
 
+std::map<uint64_t, std::shared_ptr<ServerLane>> Session::all_lanes() const {
+  std::lock_guard lock(mutex_);
+  return lanes_;
+}
+
 void Session::drop_region(const Region &region) {
-  std::map<uint64_t, std::shared_ptr<ServerLane>> lanes;
-  {
-    std::lock_guard lock(mutex_);
-    lanes = lanes_;
-  }
-  for (const auto &entry : lanes) entry.second->drop_region(region);
+  for (const auto &entry : all_lanes()) entry.second->drop_region(region);
 }
 
 void Session::close() { close_lanes(); }
@@ -175,12 +175,7 @@ bool Session::arrived_locked(const wire::Mark &mark) const {
 }
 
 void Session::rail_changed(uint32_t rail, bool up) {
-  std::map<uint64_t, std::shared_ptr<ServerLane>> lanes;
-  {
-    std::lock_guard lock(mutex_);
-    lanes = lanes_;
-  }
-  for (const auto &entry : lanes) entry.second->rail_changed(rail, up);
+  for (const auto &entry : all_lanes()) entry.second->rail_changed(rail, up);
 }
 
 void Session::deliver() {

@@ -49,6 +49,8 @@ class Session : public std::enable_shared_from_this<Session> {
   Error on_notify(std::string_view body);
   bool arrived_locked(const wire::Mark &mark) const;
   void fence(uint64_t lane_id);
+  // To call without the lock.
+  std::map<uint64_t, std::shared_ptr<ServerLane>> all_lanes() const;
   std::map<uint64_t, std::shared_ptr<ServerLane>> close_lanes();
 
   Engine &engine_;
