@@ -17,7 +17,7 @@ class Optimum(Pool):
 
     Blocks that are used again by the same request are equal to it. Which of them goes is up to `leaves_first`: the one
     that comes last in its request, so that what stays is always a prefix and no pool of this size can have more hits;
-    or the one that comes first, as in the table that is published with the trace.
+    or the one that comes first, as in programs that know blocks but no prefixes.
 
     Args:
         trace: its requests have to come in order, from the first on.

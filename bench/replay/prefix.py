@@ -25,6 +25,8 @@ _STRENGTHS: Final = (0, 1, 4, 16)
 _FIRST_CHOICE: Final = 1
 #: One chunk in so many is remembered after its eviction, and is counted by the shadows.
 _SAMPLE: Final = 4
+#: A larger bonus is taken if it had one in so many more hits.
+_MARGIN: Final = 32
 #: Insertions between two choices, at least.
 _PERIOD_MIN: Final = 16
 #: Buckets of scores for each capacity's worth of insertions, at most.
@@ -102,7 +104,7 @@ class Prefix(Policy):
         self._period = max(_PERIOD_MIN, capacity)
         self._next_choice = self._period
         self._shadows = [_Shadow(capacity, strength) for strength in _STRENGTHS]
-        self._chosen = self._shadows[_FIRST_CHOICE]
+        self._chosen = _FIRST_CHOICE
         self._now = 0  # insertions so far
         self._lists: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(_CLASSES)]
         self._ghosts: OrderedDict[int, tuple[int, int]] = OrderedDict()  # name -> clock, count
@@ -179,7 +181,7 @@ class Prefix(Policy):
 
     def victim(self) -> int | None:
         """Return the leaf with the lowest score; those with children that come before it are parked."""
-        bonus = self._chosen.bonus
+        bonus = self._shadows[self._chosen].bonus
         while True:
             best, lowest = None, 0
             for rank, order in enumerate(self._lists):
@@ -211,10 +213,18 @@ class Prefix(Policy):
             del self._lists[_CLASS_OF[self._count[slot]]][slot]
 
     def _choose(self) -> None:
-        """Take the bonus with most hits lately; the one that is used, and then a smaller one, wins a tie."""
+        """Take the bonus with most hits lately; on a tie the one that is used, and then the smallest, is taken.
+
+        A larger one than that in use must be clearly better, because too large a bonus costs more than too small a one:
+        chunks that were used often fill the pool for long.
+        """
         self._next_choice = self._now + self._period
-        best = max(shadow.hits for shadow in self._shadows)
-        if self._chosen.hits < best:
-            self._chosen = next(shadow for shadow in self._shadows if shadow.hits == best)
+        margin = self._shadows[self._chosen].hits // _MARGIN
+        chosen, best = self._chosen, self._shadows[self._chosen].hits
+        for index, shadow in enumerate(self._shadows):
+            hits = shadow.hits - margin if index > self._chosen else shadow.hits
+            if hits > best:
+                best, chosen = hits, index
+        self._chosen = chosen
         for shadow in self._shadows:
             shadow.hits //= 2

@@ -7,10 +7,10 @@ import gzip
 import json
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from moonpool.bench.errors import TraceError
 
@@ -68,7 +68,7 @@ def _lines(file: Path) -> Iterator[tuple[str, bytes]]:
     try:
         with file.open("rb") as plain:
             packed = plain.peek(2)[:2] == _GZIP_MAGIC
-            stream: IO[bytes] = gzip.GzipFile(fileobj=plain) if packed else plain
+            stream: Iterable[bytes] = gzip.GzipFile(fileobj=plain) if packed else plain
             for number, line in enumerate(stream, 1):
                 yield f"{file}: line {number}", line
     except EOFError as error:
