@@ -15,6 +15,7 @@ __all__ = [
     "ControlError",
     "ExitStatus",
     "TargetError",
+    "TraceError",
     "UsageError",
     "VerificationError",
 ]
@@ -60,6 +61,12 @@ class TargetError(BenchError):
     """The other process of the benchmark reports a failure of its own."""
 
     default_code = "BENCH_TARGET"
+
+
+class TraceError(MoonpoolError, ValueError):
+    """A trace cannot be read, or has something in it that is no request."""
+
+    default_code = "BENCH_TRACE"
 
 
 class VerificationError(BenchError):

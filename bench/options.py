@@ -32,6 +32,7 @@ __all__ = [
     "count",
     "json_option",
     "plot_option",
+    "plot_option_of",
 ]
 
 THREADS_MAX = 64
@@ -39,6 +40,7 @@ BATCH_MAX = 1 << 20
 DEPTH_MAX = 1024
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Value(click.ParamType, Generic[T]):  # type: ignore[type-arg]  # not generic before click 8.3
@@ -159,10 +161,11 @@ json_option = click.option(
     callback=_result_file,
     help="Write the result as JSON; - is standard output.",
 )
-plot_option = click.option(
-    "--plot",
-    "plot_file",
-    metavar="FILE.png",
-    callback=_plot_file,
-    help="Draw the rate over the block size.",
-)
+
+
+def plot_option_of(what: str) -> Callable[[F], F]:
+    """Return the option ``--plot`` of a command that draws `what`."""
+    return click.option("--plot", "plot_file", metavar="FILE.png", callback=_plot_file, help=f"Draw {what}.")
+
+
+plot_option = plot_option_of("the rate over the block size")

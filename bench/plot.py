@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from moonpool.bench.compare import CompareRow
+    from moonpool.bench.replay.simulate import Row
 
-__all__ = ["plot", "plot_comparison", "require_matplotlib"]
+__all__ = ["plot", "plot_comparison", "plot_replay", "require_matplotlib"]
 
 
 def require_matplotlib(file: Path) -> None:
@@ -54,6 +55,29 @@ def plot_comparison(rows: Sequence[CompareRow], file: Path) -> None:
             if entry.windows:
                 lines.setdefault(name, []).append(entry.result)
     _draw(panels, file)
+
+
+def plot_replay(rows: Sequence[Row], file: Path) -> None:
+    """Draw hit ratios over the capacity into `file`, a line for each policy."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.6), layout="constrained")
+    axes = figure.add_subplot()
+    capacities = sorted({row.capacity_blocks for row in rows})
+    for policy in dict.fromkeys(row.policy for row in rows):
+        line = sorted((row.capacity_blocks, row.hit_ratio) for row in rows if row.policy == policy)
+        # What no pool can have is no competitor of what pools have.
+        style = "--" if policy in ("optimum", "bound") else "-"
+        axes.plot(*zip(*line, strict=True), marker="o", linestyle=style, label=policy)
+    axes.set_xscale("log")
+    axes.set_xticks(capacities, [f"{capacity:,}" for capacity in capacities])
+    axes.minorticks_off()
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("capacity (blocks)")
+    axes.set_ylabel("hits / blocks requested")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+    figure.savefig(file, dpi=120)
 
 
 def _draw(panels: Mapping[str, Mapping[str, list[RowResult]]], file: Path) -> None:

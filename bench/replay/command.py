@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``mooncake-bench replay``: its options, and from a trace to what the user sees."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from moonpool.bench.errors import ExitStatus, TraceError
+from moonpool.bench.options import Choices, ListOf, count, json_option, plot_option_of
+from moonpool.bench.perform import COLUMNS, Ending, say, write_json
+from moonpool.bench.plot import plot_replay
+from moonpool.bench.replay.simulate import POLICIES, Row
+from moonpool.bench.replay.simulate import replay as rows_of
+from moonpool.bench.replay.trace import BLOCK_TOKENS, Trace, read_trace
+
+__all__ = ["replay"]
+
+_CAPACITY_MAX: Final = 10**9
+_CAPACITIES: Final = [1_000, 5_000, 10_000, 30_000, 50_000]
+_POLICIES: Final = ["lru", "s3fifo", "prefix", "optimum"]
+_SCHEMA: Final = 1
+
+_EXAMPLES: Final = """\b
+Examples:
+  mooncake-bench replay trace.jsonl.gz
+  mooncake-bench replay trace.jsonl --capacity 10000 --json -
+  mooncake-bench replay trace.jsonl --capacity 2000,4000,8000 --policy lru,prefix --plot replay.png
+"""
+
+T = TypeVar("T")
+
+
+@click.command(epilog=_EXAMPLES)
+@click.argument("trace_file", metavar="TRACE", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option(
+    "--capacity",
+    "capacities",
+    type=ListOf("blocks", count(_CAPACITY_MAX)),
+    multiple=True,
+    help="Blocks that the pool can hold; may be given several times.  [default: 1000,5000,10000,30000,50000]",
+)
+@click.option(
+    "--policy",
+    "policies",
+    type=Choices("name", list(POLICIES)),
+    multiple=True,
+    help="lru, s3fifo, prefix, optimum, bound; may be given several times.  [default: all but bound]",
+)
+@json_option
+@plot_option_of("hit ratios over the capacity")
+@click.pass_context
+def replay(
+    ctx: click.Context,
+    trace_file: Path,
+    capacities: Sequence[list[int]],
+    policies: Sequence[list[str]],
+    json_file: str | None,
+    plot_file: Path | None,
+) -> None:
+    """Say which part of the blocks of a trace a pool would have had, by its size and eviction policy.
+
+    TRACE has a JSON object for each request and line, possibly compressed with gzip, with the keys timestamp (ms),
+    input_length and output_length (tokens) and hash_ids: the blocks of the prompt, where equal numbers are equal
+    blocks behind equal prefixes. Nothing is transferred, and time plays no part but for the order of the requests.
+
+    A block is a hit if it and all blocks before it in its request were there. Then every block of the request is put
+    or used, and the pool is cut to its size.
+
+    The exit status is 0, 2 for a command line that makes no sense, 3 for a trace that cannot be read, and 130 after
+    Ctrl-C, which still shows the complete rows.
+    """
+    ctx.exit(_perform(trace_file, _flat(capacities) or _CAPACITIES, _flat(policies) or _POLICIES, json_file, plot_file))
+
+
+def _flat(lists: Sequence[list[T]]) -> list[T]:
+    """Return every value once, in the order in which they were given."""
+    return list(dict.fromkeys(itertools.chain.from_iterable(lists)))
+
+
+def _perform(
+    file: Path, capacities: Sequence[int], policies: Sequence[str], json_file: str | None, plot_file: Path | None
+) -> ExitStatus:
+    try:
+        trace = read_trace(file)
+    except TraceError as error:
+        say(str(error))
+        return ExitStatus.FAILED
+    rows: list[Row] = []
+    ending = Ending()
+    with ending, _progress() as progress:
+        task = progress.add_task("", total=len(trace.requests) * len(capacities) * len(policies))
+        rows.extend(rows_of(trace, policies, capacities, lambda served: progress.advance(task, served)))
+    if json_file != "-":
+        console = Console(width=None if sys.stdout.isatty() else COLUMNS)
+        console.print(_header(file, trace), soft_wrap=True)
+        console.print("", _table(rows, capacities, policies), sep="\n")
+    if json_file is not None:
+        write_json(_document(file, trace, rows, interrupted=ending.interrupted), json_file)
+    if plot_file is not None and rows:
+        plot_replay(rows, plot_file)
+    ending.say()
+    return ending.status(verified=True)
+
+
+def _progress() -> Progress:
+    console = Console(stderr=True)
+    columns = (TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def _header(file: Path, trace: Trace) -> str:
+    return (
+        f"{file.name}: {len(trace.requests):,} requests, {trace.references:,} blocks of {BLOCK_TOKENS} tokens, "
+        f"{len(trace.names):,} different"
+    )
+
+
+def _table(rows: Sequence[Row], capacities: Sequence[int], policies: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("capacity", *policies):
+        table.add_column(name, justify="right")
+    ratios = {(row.capacity_blocks, row.policy): f"{row.hit_ratio:.4f}" for row in rows}
+    for capacity in capacities:
+        table.add_row(f"{capacity:,}", *(ratios.get((capacity, policy), "–") for policy in policies))
+    return table
+
+
+def _document(file: Path, trace: Trace, rows: Sequence[Row], *, interrupted: bool) -> dict[str, Any]:
+    return {
+        "schema": _SCHEMA,
+        "trace": {
+            "file": file.name,
+            "requests": len(trace.requests),
+            "references": trace.references,
+            "distinct": len(trace.names),
+        },
+        "interrupted": interrupted,
+        "rows": [
+            {
+                "policy": row.policy,
+                "capacity_blocks": row.capacity_blocks,
+                # Six significant digits, as everywhere.
+                "hit_ratio": float(f"{row.hit_ratio:.6g}"),
+            }
+            for row in rows
+        ],
+    }
