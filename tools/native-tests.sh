@@ -25,6 +25,28 @@ runner=()
 if [[ $sanitizer == thread ]] && setarch --addr-no-randomize true 2>/dev/null; then
   runner=(setarch --addr-no-randomize)
 fi
-for tests in tests/moonpool_native_tests tests/rdma/moonpool_rdma_tests; do
-  "${runner[@]}" "$build/$tests" --gtest_brief=1 --gtest_shuffle
+
+# Most of the time of these tests is waiting, so parts of them run side by side, as many as there are cores.
+run_part() {  # EXECUTABLE PART PARTS
+  local log=$build/${1##*/}-$2.log
+  GTEST_SHARD_INDEX=$2 GTEST_TOTAL_SHARDS=$3 "${runner[@]}" "$build/$1" --gtest_brief=1 --gtest_shuffle >"$log" 2>&1 && {
+    echo "${1##*/}, part $(($2 + 1)) of $3: $(tail -n 2 "$log" | xargs)"
+    return
+  }
+  cat "$log"
+  return 1
+}
+# What runs in the background does not hear Ctrl-C.
+trap 'kill $(jobs -p) 2>/dev/null' INT TERM
+running=0 failed=0
+for part in moonpool_native_tests:{0..3}:4 rdma/moonpool_rdma_tests:{0..1}:2; do
+  if ((running == ${JOBS:-2})); then
+    wait -n || failed=1
+    running=$((running - 1))
+  fi
+  IFS=: read -r executable number parts <<<"$part"
+  run_part "tests/$executable" "$number" "$parts" &
+  running=$((running + 1))
 done
+while ((running--)); do wait -n || failed=1; done
+exit "$failed"
