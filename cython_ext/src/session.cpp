@@ -34,11 +34,11 @@ void Session::start(Fd fd) {
     const auto self = weak.lock();
     return self == nullptr ? Error{} : self->on_message(type, body);
   };
-  hooks.lost = [weak](const Error &cause, bool) {
-    const auto self = weak.lock();
-    if (self == nullptr) return;
-    if (cause.code == MP_PROTOCOL) self->engine_.stats.protocol_errors.fetch_add(1);
-    self->engine_.drop_session(self);
+  hooks.malformed = [weak] {
+    if (const auto self = weak.lock()) self->engine_.stats.protocol_errors.fetch_add(1);
+  };
+  hooks.lost = [weak](const Error &, bool) {
+    if (const auto self = weak.lock()) self->engine_.drop_session(self);
   };
   std::shared_ptr<ControlConnection> control;
   {
