@@ -68,11 +68,11 @@ void Session::start(Fd fd) {
   control->send(wire::kSync, {});
 }
 
-void Session::add_lane(uint64_t lane_id, std::shared_ptr<ServerLane> lane) {
+bool Session::add_lane(uint64_t lane_id, std::shared_ptr<ServerLane> lane) {
   std::shared_ptr<ServerLane> replaced, oldest;
   {
     std::lock_guard lock(mutex_);
-    if (closed_ || fenced_.count(lane_id) != 0) return;
+    if (closed_ || fenced_.count(lane_id) != 0) return false;
     // Lanes that ended by themselves make room here, so the map follows the sockets.
     std::erase_if(lanes_, [](const auto &entry) { return entry.second->closed(); });
     replaced = std::exchange(lanes_[lane_id], lane);
@@ -85,6 +85,7 @@ void Session::add_lane(uint64_t lane_id, std::shared_ptr<ServerLane> lane) {
   if (replaced != nullptr) replaced->close();
   if (oldest != nullptr) oldest->close();
   lane->start();
+  return true;
 }
 
 void Session::announce(const Region &region) {

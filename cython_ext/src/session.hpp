@@ -24,7 +24,8 @@ class Session : public std::enable_shared_from_this<Session> {
 
   // The connection is usable from here on: announces offers and regions.
   void start(Fd fd);
-  void add_lane(uint64_t lane_id, std::shared_ptr<ServerLane> lane);
+  // False when the session has ended, or the lane was fenced before it came.
+  bool add_lane(uint64_t lane_id, std::shared_ptr<ServerLane> lane);
   void announce(const Region &region);
   void withdraw(const Region &region);
   // Nothing of `region` is read or written by this session's lanes when it returns.
