@@ -53,6 +53,9 @@ struct Probe {
   std::string reason;  // why not, or what it can do
 };
 
+// The error of what comes to a link that was shut down.
+Error connection_ended(const std::string &peer, const char *path);
+
 using wire::Offer;
 
 // Called once: with the link, or with the reason why there is none.

@@ -80,6 +80,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
     std::string offer;
     bool possible = false;  // as far as the offer says
     std::string why_not;    // why it is not used; "" when it is, or was not tried yet
+    bool lost = false;      // ... which is that the peer went away
     std::shared_ptr<Link> link;
     bool connecting = false;
     Backoff backoff;
@@ -98,6 +99,8 @@ class Peer : public std::enable_shared_from_this<Peer> {
   void connect_path(Transport &transport);
   bool on_path(uint64_t connection, const std::string &name, const std::shared_ptr<Link> &link, const Error &error);
   static void out_of_use_locked(Path &path, const Error &cause);
+  // Of a path that was there until the peer went away; none when that is not why there is no path.
+  Error lost_locked() const;
   std::vector<Path>::iterator find_path_locked(const std::string &name);
   std::shared_ptr<Link> route(const Transfer &transfer, const Link *except, Error *error);
   std::string fallback_locked() const;

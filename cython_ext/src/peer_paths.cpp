@@ -70,11 +70,14 @@ void Peer::advance() {
   }
   if (next != nullptr) return connect_path(*next);
   std::vector<std::string> theirs, reasons;
+  Error lost;
   {
     std::lock_guard lock(mutex_);
+    lost = lost_locked();
     for (const Offer &offer : offers_) theirs.push_back(offer.transport);
     for (const Path &path : paths_) reasons.push_back(std::string(path.transport->name()) + ": " + path.why_not);
   }
+  if (lost) return fail_connect(std::move(lost));
   const std::string &require = engine_->config.require;
   Error error = make_error(MP_TRANSPORT_UNAVAILABLE,
                            require.empty() ? "no transport that both sides allow reaches the peer"
@@ -137,8 +140,21 @@ bool Peer::on_path(uint64_t connection, const std::string &name, const std::shar
 void Peer::out_of_use_locked(Path &path, const Error &cause) {
   path.link.reset();
   path.why_not = short_text(cause);
+  path.lost = cause.code == MP_PEER_LOST || cause.code == MP_CONNECT || cause.code == MP_CLOSED;
   path.backoff.grow();
   path.retry_at = now_ns() + path.backoff.wait_ns();
+}
+
+// A peer that restarts or cuts its clients off ends a path a moment before its control connection, or refuses the path a
+// moment after it.
+Error Peer::lost_locked() const {
+  const auto path =
+      std::find_if(paths_.begin(), paths_.end(), [](const Path &one) { return one.link == nullptr && one.lost; });
+  if (path == paths_.end()) return {};
+  Error error = make_error(MP_PEER_LOST, "the peer went away", "try again: it is connected anew when it is back");
+  error.path = path->transport->name();
+  error.cause = path->why_not;
+  return error;
 }
 
 std::vector<Peer::Path>::iterator Peer::find_path_locked(const std::string &name) {
@@ -167,7 +183,7 @@ std::shared_ptr<Link> Peer::route(const Transfer &transfer, const Link *except, 
           break;
         }
       }
-      if (connect == nullptr && !wait) {
+      if (connect == nullptr && !wait && !(*error = lost_locked())) {
         *error = make_error(MP_TRANSPORT_UNAVAILABLE, "no path to the peer takes this transfer",
                             "allow \"tcp\" in `transports`, or see why the peer's path is a fallback");
         error->cause = fallback_locked();
