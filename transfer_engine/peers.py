@@ -83,12 +83,17 @@ class Peer(_native.Peer):
 
     @property
     def path(self) -> str:
-        """The cheapest transport in use: ``"local"``, ``"shm"`` or ``"tcp"``."""
+        """The transport that would carry the next transfer: ``"local"``, ``"shm"``, ``"rdma"`` or ``"tcp"``.
+
+        Empty while none would: the peer is not connected, or no path that `require` leaves can be used. While every
+        RDMA port of a side is down it is another one than ``"rdma"``, and ``"rdma"`` again when a port is back. A
+        transfer that this path cannot take, such as one with digests over RDMA, goes over the next one.
+        """
         return _Info(*self._info()).path
 
     @property
     def fallback(self) -> str:
-        """Why transports are not used that would be cheaper than `path`; empty when there is none.
+        """Why transports would not be used that are cheaper than `path`; empty when there is none.
 
         Up to 255 bytes, for people: ``"local: the peer is another process; shm: the peer is on another host"``.
 

@@ -44,6 +44,7 @@ class FaultLink final : public Link, public std::enable_shared_from_this<FaultLi
   const char *path() const override { return inner_->path(); }
   bool is(const Link &other) const override { return this == &other || inner_->is(other); }
   bool takes(const Transfer &transfer) const override { return inner_->takes(transfer); }
+  bool usable() const override { return inner_->usable(); }
   std::string shortcoming() const override { return inner_->shortcoming(); }
   void submit(const std::shared_ptr<Transfer> &transfer) override;
   void adopt(std::vector<Work> work, const Error &cause) override;

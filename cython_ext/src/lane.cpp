@@ -19,6 +19,11 @@ constexpr int64_t kRoomNs = 10 * kMillisecond;
 
 }  // namespace
 
+Error not_ready_in_time() {
+  return make_error(MP_CONNECT, "a lane was not ready within the connect deadline",
+                    "check that the peer is not stopped, or raise connect_timeout");
+}
+
 Lane::Lane(LaneLink &link, IoThread &io, wire::Kind kind) : link_(link), engine_(link.engine()), io_(io), kind_(kind) {
   engine_.stats.lanes.fetch_add(1);
 }
@@ -62,10 +67,9 @@ void Lane::on_dialed(uint64_t attempt, Dialed dialed) {
     begin_locked();
     if (ready_.load() || !fd_) return;
     // The transport has more to arrange over the socket.
-    io_.call_at(now_ns() + int64_t{engine_.config.connect_timeout_ms} * kMillisecond,
-                [weak = weak_from_this(), attempt] {
-                  if (auto self = weak.lock()) self->check_opened(attempt);
-                });
+    io_.call_at(now_ns() + link_.opening_ns(), [weak = weak_from_this(), attempt] {
+      if (auto self = weak.lock()) self->check_opened(attempt);
+    });
   });
 }
 
@@ -91,8 +95,7 @@ void Lane::opened_locked() {
 void Lane::check_opened(uint64_t attempt) {
   with_lock([&] {
     if (attempt != attempt_ || shut_ || ready_.load() || !fd_) return;
-    cut_locked(make_error(MP_CONNECT, "a lane was not ready within the connect deadline",
-                          "check that the peer is not stopped, or raise connect_timeout"));
+    cut_locked(here(not_ready_in_time()));
   });
 }
 
@@ -205,6 +208,8 @@ std::vector<Work> Lane::shutdown() {
   if (!assisted_) wake_.reset();
   ready_.store(false);
   promising_.store(false);
+  // It need not be the socket that it sleeps on.
+  if (asleep_) wake_waiter_locked();
   if (fd_) {
     ::shutdown(fd(), SHUT_RDWR);
     io_.remove(*this);

@@ -32,6 +32,8 @@ void LaneLink::start(std::vector<std::shared_ptr<Lane>> lanes, size_t first) {
   for (size_t i = 0; i < first; ++i) lanes_[i]->dial_now();
 }
 
+int64_t LaneLink::opening_ns() const { return int64_t{engine_.config.connect_timeout_ms} * kMillisecond; }
+
 uint64_t LaneLink::slice_bytes(uint64_t transfer_bytes) const {
   return std::max(engine_.config.slice_bytes, std::min(kSliceBytesMax, transfer_bytes / (lanes_.size() * 4)));
 }

@@ -34,6 +34,8 @@ class LaneLink : public Link, public std::enable_shared_from_this<LaneLink> {
   bool promising() const;
   // Its peer counts on it.
   virtual bool established() const { return true; }
+  // How long a lane may take from its socket's handshake until it is ready.
+  virtual int64_t opening_ns() const;
 
   // ---- for the lanes
   bool pull(Work *work) { return queue_.pull(work); }

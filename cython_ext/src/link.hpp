@@ -27,7 +27,9 @@ class Link {
   virtual bool is(const Link &other) const { return this == &other; }
   // Whether it can move every descriptor of the transfer.
   virtual bool takes(const Transfer &) const { return true; }
-  // What it cannot do although it is connected, for people; "" as a rule.
+  // Whether it would carry a transfer now.
+  virtual bool usable() const { return true; }
+  // What it cannot do although it is connected, for people; "" as a rule, but not when it is not usable.
   virtual std::string shortcoming() const { return {}; }
   // Takes the transfer's descriptors. Small work may be done in the caller's thread; nothing blocks on the network.
   virtual void submit(const std::shared_ptr<Transfer> &transfer) = 0;

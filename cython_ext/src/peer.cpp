@@ -100,6 +100,7 @@ Error Peer::ensure(int64_t deadline_ns, const Interrupt &interrupt) {
 void Peer::start_dial_locked(int64_t deadline_ns) {
   state_ = State::kConnecting;
   const uint64_t connection = ++connection_;
+  connect_deadline_ = deadline_ns;
   DialRequest request{resolved_, wire::kControl, peer_id_, 0, deadline_ns};
   std::weak_ptr<Peer> weak = weak_from_this();
   const auto current = [weak, connection]() -> std::shared_ptr<Peer> {
@@ -371,8 +372,8 @@ void Peer::info(mp_peer_info *out) const {
   std::copy(incarnation_.begin(), incarnation_.end(), out->incarnation);
   wire::set_text(out->name, name_);
   wire::set_text(out->address, address_);
-  const std::vector<std::shared_ptr<Link>> links = links_locked();
-  wire::set_text(out->path, links.empty() ? "" : links.front()->path());
+  const Path *const path = current_path_locked();
+  wire::set_text(out->path, path == nullptr ? "" : path->transport->name());
   wire::set_text(out->fallback, fallback_locked());
   out->regions = by_name_.size();
 }

@@ -103,6 +103,8 @@ class Peer : public std::enable_shared_from_this<Peer> {
   Error lost_locked() const;
   std::vector<Path>::iterator find_path_locked(const std::string &name);
   std::shared_ptr<Link> route(const Transfer &transfer, const Link *except, Error *error);
+  // What would carry the next transfer; nullptr: nothing.
+  const Path *current_path_locked() const;
   std::string fallback_locked() const;
   std::vector<std::shared_ptr<Link>> links_locked() const;
   void on_lost(const Error &cause, bool peer_closed);
@@ -124,6 +126,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   State state_ = State::kIdle;
   Error last_error_;
   int64_t retry_at_ = 0;
+  int64_t connect_deadline_ = 0;  // of the present attempt
   Backoff backoff_;
   uint64_t connection_ = 0;  // counts handshakes, so that a late reply of an earlier one is dropped
   std::string name_;

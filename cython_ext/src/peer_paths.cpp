@@ -91,14 +91,17 @@ void Peer::advance() {
 void Peer::connect_path(Transport &transport) {
   std::string offer;
   uint64_t connection;
+  const int64_t now = now_ns();
+  int64_t deadline = now + int64_t{engine_->config.connect_timeout_ms} * kMillisecond;
   {
     std::lock_guard lock(mutex_);
     const auto path = find_path_locked(transport.name());
     if (path == paths_.end()) return;
     offer = path->offer;
     connection = connection_;
+    // Half of the time that is left, so that the next path has some too, and the cause of a failure is told.
+    if (state_ == State::kConnecting) deadline = std::min(deadline, now + (connect_deadline_ - now) / 2);
   }
-  const int64_t deadline = now_ns() + int64_t{engine_->config.connect_timeout_ms} * kMillisecond;
   transport.connect(shared_from_this(), offer, deadline,
                     [weak = weak_from_this(), connection, name = std::string(transport.name())](
                         std::shared_ptr<Link> link, const Error &error) {
@@ -236,13 +239,27 @@ bool Peer::park(const Work &work, const Error &cause) {
   return true;
 }
 
+// One that is connected, or else one that route() would connect for the transfer.
+const Peer::Path *Peer::current_path_locked() const {
+  if (state_ != State::kReady) return nullptr;
+  for (const Path &path : paths_) {
+    if (path.link != nullptr && path.link->usable()) return &path;
+  }
+  const int64_t now = now_ns();
+  for (const Path &path : paths_) {
+    if (path.link == nullptr && (path.connecting || (path.possible && path.retry_at <= now))) return &path;
+  }
+  return nullptr;
+}
+
 // Why the paths are not used that would be cheaper than the one in use.
 std::string Peer::fallback_locked() const {
+  const Path *const current = current_path_locked();
   std::string text;
   for (const Path &path : paths_) {
     const std::string reason = path.link != nullptr ? path.link->shortcoming() : path.why_not;
     if (!reason.empty()) text += (text.empty() ? "" : "; ") + std::string(path.transport->name()) + ": " + reason;
-    if (path.link != nullptr) break;
+    if (&path == current) break;
   }
   return text;
 }

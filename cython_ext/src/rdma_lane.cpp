@@ -82,7 +82,8 @@ Error RdmaLane::connect_locked(const rdma::QueuePairInfo &remote) {
   probe.opcode = IBV_WR_RDMA_WRITE;
   probe.send_flags = IBV_SEND_SIGNALED;
   probing_ = true;
-  armed_ = queue_->arm();
+  if (Error error = queue_->arm()) return here(std::move(error));
+  armed_ = true;
   if (const int err = queue_->post(&probe)) {
     return here(system_error(MP_TRANSPORT_UNAVAILABLE, err, "cannot post a work request"));
   }
@@ -197,7 +198,8 @@ void RdmaLane::watch_channel_locked(bool watched) {
 
 void RdmaLane::arm_queue_locked() {
   if (armed_) return;
-  armed_ = queue_->arm();
+  if (Error error = queue_->arm()) return cut_locked(here(std::move(error)));
+  armed_ = true;
   // What came before makes nothing ready.
   while (queue_ != nullptr && poll_locked()) post_locked();
 }
@@ -250,6 +252,8 @@ bool RdmaLane::poll_locked() {
     if (probing_) {
       probing_ = false;
       failed_ = false;
+      // Nobody may have been there to hear that it is back.
+      rdma_link_.remote_changed(remote_rail(), true);
       opened_locked();
     } else {
       completed_locked();
@@ -262,6 +266,11 @@ bool RdmaLane::poll_locked() {
 }
 
 // ---------------------------------------------------------------- the peer's rail
+
+bool RdmaLane::reachable() const {
+  return rail_->state().up &&
+         std::any_of(remotes_.begin(), remotes_.end(), [this](uint32_t j) { return rdma_link_.remote_up(j); });
+}
 
 // The first one of those that are up. After one that was tried in vain the next, whatever is known of it: the news that
 // it is back comes over lanes, of which there may be none.
@@ -359,6 +368,7 @@ std::optional<pollfd> RdmaLane::sleep_on_locked() {
   // Nobody else has to look meanwhile.
   watch_channel_locked(false);
   arm_queue_locked();
+  if (queue_ == nullptr) left_.reset();  // nobody sleeps on it yet
   if (queue_ == nullptr || chains_.size() != before) return {};
   return pollfd{channel_->fd(), POLLIN, 0};
 }

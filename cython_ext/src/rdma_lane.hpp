@@ -24,6 +24,8 @@ class RdmaLane final : public Lane {
 
   const Rail &rail() const { return *rail_; }
   uint64_t distance(const Transfer &transfer) const override;
+  // Its port is up, and one of the peer's, as far as is known.
+  bool reachable() const;
   // The port went up or down.
   void rail_changed();
 
@@ -89,7 +91,7 @@ class RdmaLane final : public Lane {
   void completed_locked();
   void finish_locked(Frame frame);
   Error explain(const ibv_wc &completion) const;
-  Error here(Error error) const;
+  Error here(Error error) const override;
   uint32_t remote_rail() const { return remotes_[remote_]; }
   void choose_remote_locked();
   Error remote_changed_locked(uint32_t rail, bool up);

@@ -27,7 +27,8 @@ constexpr int64_t kOthersNs = 500 * kMillisecond;
 RdmaLink::RdmaLink(const std::shared_ptr<Peer> &peer, Connected connected)
     : LaneLink(peer, "rdma", kDescsPerFrame), connected_(std::move(connected)) {}
 
-void RdmaLink::open(const std::vector<rdma::RailChoices> &choices, const std::vector<rdma::RailOffer> &remote) {
+void RdmaLink::open(const std::vector<rdma::RailChoices> &choices, const std::vector<rdma::RailOffer> &remote,
+                    int64_t deadline_ns) {
   const RdmaHost &host = *engine().rdma;
   std::vector<std::shared_ptr<Lane>> lanes;
   const auto add = [&](const rdma::RailChoices &one) {
@@ -44,7 +45,9 @@ void RdmaLink::open(const std::vector<rdma::RailChoices> &choices, const std::ve
   first_lanes_ = std::max<size_t>(lanes.size(), 1);
   // Each of them may try a second rail of the peer.
   const auto theirs_up = std::count_if(remote.begin(), remote.end(), [](const auto &rail) { return rail.up != 0; });
-  refusals_max_ = first_lanes_ * (theirs_up > 1 ? 2 : 1);
+  const int attempts = theirs_up > 1 ? 2 : 1;
+  refusals_max_ = first_lanes_ * static_cast<size_t>(attempts);
+  opening_ns_ = (deadline_ns - now_ns()) / attempts;
   rails_ = choices.size();
   for (auto one = down; one != up.end(); ++one) add(*one);
   for (uint32_t i = 1; i < engine().config.rdma.queue_pairs; ++i) {
@@ -52,6 +55,9 @@ void RdmaLink::open(const std::vector<rdma::RailChoices> &choices, const std::ve
   }
   used_at_.store(now_ns());
   start(std::move(lanes), first_lanes_);
+  engine().next_io().call_at(deadline_ns, [weak = weak_from_this()] {
+    if (const auto self = std::static_pointer_cast<RdmaLink>(weak.lock())) self->out_of_time();
+  });
 }
 
 void RdmaLink::submit(const std::shared_ptr<Transfer> &transfer) {
@@ -81,10 +87,20 @@ bool RdmaLink::takes(const Transfer &transfer) const {
                                           [&](const Desc &desc) { return refused_.count(desc.key) != 0; });
 }
 
+// A lane that rests is tried when a transfer comes, but while its ports are down the bytes go another way.
+bool RdmaLink::usable() const {
+  return std::any_of(lanes().begin(), lanes().end(), [](const auto &lane) {
+    return lane->ready() || (lane->promising() && static_cast<const RdmaLane &>(*lane).reachable());
+  });
+}
+
 std::string RdmaLink::shortcoming() const {
-  if (promising()) return {};
+  if (usable()) return {};
   std::lock_guard lock(state_mutex_);
-  if (!first_cause_) return "no rail is connected";
+  if (!first_cause_) {
+    const RdmaHost &host = *engine().rdma;
+    return host.any_up() ? "no port of the peer is up" : "no port can be used: " + host.why_not();
+  }
   // What the peer met is only in the cause.
   return first_cause_.message + (first_cause_.cause.empty() ? "" : ": " + first_cause_.cause);
 }
@@ -94,23 +110,25 @@ bool RdmaLink::established() const {
   return connected_ == nullptr;
 }
 
+int64_t RdmaLink::opening_ns() const { return established() ? LaneLink::opening_ns() : opening_ns_; }
+
 void RdmaLink::lane_opened() {
   bool first;
-  size_t settled;
+  size_t tried;
   {
     std::lock_guard lock(state_mutex_);
     first_cause_ = {};
     first = opened_lanes_++ == 0;
-    settled = opened_lanes_ + refusals_;
+    tried = opened_lanes_ + refusals_;
   }
-  if (settled >= first_lanes_) return usable();
+  if (tried >= first_lanes_) return settled();
   if (!first) return;
   engine().next_io().call_at(now_ns() + kOthersNs, [weak = weak_from_this()] {
-    if (const auto self = std::static_pointer_cast<RdmaLink>(weak.lock())) self->usable();
+    if (const auto self = std::static_pointer_cast<RdmaLink>(weak.lock())) self->settled();
   });
 }
 
-void RdmaLink::usable() {
+void RdmaLink::settled() {
   Connected connected;
   {
     std::lock_guard lock(state_mutex_);
@@ -118,6 +136,30 @@ void RdmaLink::usable() {
   }
   if (connected == nullptr) return;
   connected(std::static_pointer_cast<RdmaLink>(shared_from_this()), {});
+  engine().rdma_link_settled(*this);
+}
+
+// Some lane is not ready, and whoever connects has no more time for this path.
+void RdmaLink::out_of_time() {
+  Error cause = not_ready_in_time();
+  std::string rails;
+  for (size_t i = 0; i < std::min(first_lanes_, lanes().size()); ++i) {
+    rails += (rails.empty() ? "" : ", ") + static_cast<const RdmaLane &>(*lanes()[i]).rail().label();
+  }
+  cause.message = "rail " + rails + ": " + cause.message;
+  Connected connected;
+  {
+    std::lock_guard lock(state_mutex_);
+    if (opened_lanes_ == 0) std::swap(connected, connected_);
+    if (first_cause_) cause = first_cause_;
+  }
+  if (connected == nullptr) return settled();
+  give_up(connected, cause);
+}
+
+void RdmaLink::give_up(const Connected &connected, const Error &cause) {
+  connected(nullptr, cause);
+  shutdown(cause, true);
   engine().rdma_link_settled(*this);
 }
 
@@ -141,9 +183,7 @@ void RdmaLink::lane_refused(const Error &cause) {
     }
     return;
   }
-  connected(nullptr, first);
-  shutdown(first, true);
-  engine().rdma_link_settled(*this);
+  give_up(connected, first);
 }
 
 // Rails come back by themselves; until then the bytes go another way.

@@ -22,16 +22,20 @@ class RdmaLink final : public LaneLink {
   RdmaLink(const std::shared_ptr<Peer> &peer, Connected connected);
   ~RdmaLink() override { shutdown(make_error(MP_CLOSED, "the peer was closed"), true); }
 
-  // Lanes for these rails; one of each is connected now, the others when there is work for them.
-  void open(const std::vector<rdma::RailChoices> &choices, const std::vector<rdma::RailOffer> &remote);
+  // Lanes for these rails; one of each is connected now, the others when there is work for them. At the deadline it
+  // counts as connected if any lane is.
+  void open(const std::vector<rdma::RailChoices> &choices, const std::vector<rdma::RailOffer> &remote,
+            int64_t deadline_ns);
   void submit(const std::shared_ptr<Transfer> &transfer) override;
   // Its idle lanes give up their queue pairs until there is work for them.
   void rest();
   // When there was work last.
   int64_t used_at() const { return used_at_.load(std::memory_order_relaxed); }
   bool takes(const Transfer &transfer) const override;
+  bool usable() const override;
   std::string shortcoming() const override;
   bool established() const override;
+  int64_t opening_ns() const override;
   void region_gone(uint64_t key) override;
   void rail_changed(const Rail &rail);
 
@@ -58,11 +62,14 @@ class RdmaLink final : public LaneLink {
   };
   void stranded(const Error &cause) override;
   uint64_t slice_bytes(uint64_t transfer_bytes) const override;
-  // Peers may be sent over it.
-  void usable();
+  // As connected as it will be before it is used.
+  void settled();
+  void out_of_time();
+  void give_up(const Connected &connected, const Error &cause);
 
   size_t rails_ = 1;        // that it has lanes on
   size_t first_lanes_ = 1;  // that are connected before it counts as connected
+  int64_t opening_ns_ = 0;  // what each attempt of a lane may take until then
   std::array<std::atomic<bool>, rdma::kRailsMax> remote_up_{};
   std::atomic<int64_t> used_at_{0};
   mutable std::mutex state_mutex_;

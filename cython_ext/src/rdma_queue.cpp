@@ -159,6 +159,13 @@ int RdmaQueue::post(ibv_send_wr *chain) {
   return ibv_post_send(qp_, chain, &bad);
 }
 
+Error RdmaQueue::arm() {
+  if (const int err = ibv_req_notify_cq(cq_, 0)) {
+    return system_error(MP_TRANSPORT_UNAVAILABLE, err, "the completion queue cannot be armed");
+  }
+  return {};
+}
+
 void RdmaQueue::clear() {
   ibv_cq *cq = nullptr;
   void *context = nullptr;

@@ -31,8 +31,8 @@ class RdmaQueue {
   int expect_marks(uint32_t n);
   // Up to `n`; negative when the completion queue is broken.
   int poll(ibv_wc *out, int n) { return ibv_poll_cq(cq_, n, out); }
-  // The next completion makes the descriptor ready, unless it is there already.
-  bool arm() { return ibv_req_notify_cq(cq_, 0) == 0; }
+  // The next completion makes the descriptor ready, unless it is there already. On an error nothing ever will.
+  Error arm();
   // Takes the readiness away again.
   void clear();
   // A new descriptor, to watch.

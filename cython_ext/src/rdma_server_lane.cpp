@@ -100,7 +100,7 @@ void RdmaServerLane::on_marks() {
     if (closed_) return;
     queue_->clear();
     // Armed before the last look, so that none is missed.
-    if (!queue_->arm() || !take_marks_locked()) close_locked();
+    if (queue_->arm() || !take_marks_locked()) close_locked();
   }
   if (const auto session = session_.lock()) session->deliver();
 }
@@ -175,7 +175,7 @@ Error RdmaServerLane::connect_locked(const rdma::Frame &frame) {
   });
   if (channel_->fd() < 0) return make_error(MP_LIMIT, "no descriptor is left");
   if (Error error = io_.add(channel_, EPOLLIN)) return error;
-  if (!queue_->arm()) return make_error(MP_TRANSPORT_UNAVAILABLE, "a completion queue cannot be armed");
+  if (Error error = queue_->arm()) return error;
   return queue_->connect(frame.queue_pair);
 }
 

@@ -44,7 +44,8 @@ class RdmaTransport final : public Transport {
     return "the peer has no active port of the same link layer";
   }
 
-  void connect(const std::shared_ptr<Peer> &peer, std::string_view offer, int64_t, Connected connected) override {
+  void connect(const std::shared_ptr<Peer> &peer, std::string_view offer, int64_t deadline_ns,
+               Connected connected) override {
     Engine &engine = peer->engine();
     std::vector<rdma::RailOffer> theirs;
     const std::vector<rdma::RailOffer> ours = offers_of(*engine.rdma);
@@ -54,7 +55,7 @@ class RdmaTransport final : public Transport {
     }
     auto link = std::make_shared<RdmaLink>(peer, std::move(connected));
     engine.rdma_link_made(link);
-    link->open(rdma::choose_rails(ours, theirs), theirs);
+    link->open(rdma::choose_rails(ours, theirs), theirs, deadline_ns);
   }
 };
 

@@ -20,7 +20,7 @@ struct PathCounters {
 };
 
 struct Stats {
-  PathCounters local, shm, rdma, tcp;  // by the path of the peer when the transfer ended
+  PathCounters local, shm, rdma, tcp;  // by the path that the transfer, or its rest, was handed to last
   std::atomic<uint64_t> retries{0}, lane_errors{0}, paths_failed{0};
   std::atomic<uint64_t> served_read_bytes{0}, served_write_bytes{0};
   std::atomic<uint64_t> requests_refused{0}, protocol_errors{0};

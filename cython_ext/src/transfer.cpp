@@ -134,7 +134,9 @@ void Transfer::finish() {
   }
   for (const auto &region : locals) region->end_use();
   locals.clear();
-  peer->engine().stats.count_transfer(*this, link_ == nullptr ? "tcp" : link_->path(), state);
+  const std::string &require = peer->engine().config.require;
+  const char *const without = require.empty() ? "tcp" : require.c_str();
+  peer->engine().stats.count_transfer(*this, link_ == nullptr ? without : link_->path(), state);
   link_.reset();
   set_state_locked(state);
   // Woken after the unlock, a waiter does not run into the mutex at once.

@@ -199,8 +199,8 @@ typedef struct mp_peer_info {
   uint8_t incarnation[16]; /* of the present connection */
   char name[128];
   char address[128];
-  char path[16];      /* the cheapest transport in use: "local", "shm" or "tcp" */
-  char fallback[256]; /* why cheaper transports are not used, "" when there is none */
+  char path[16];      /* what would carry the next transfer: "local", "shm", "rdma" or "tcp"; "" when nothing would */
+  char fallback[256]; /* why cheaper transports would not, "" when there is none */
   uint64_t regions;   /* known remote regions */
 } mp_peer_info;
 

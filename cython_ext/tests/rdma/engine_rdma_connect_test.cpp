@@ -91,7 +91,7 @@ INSTANTIATE_TEST_SUITE_P(
     Fails, EngineRdmaStep,
     ::testing::Combine(::testing::Values(Step{Call::kCreateChannel, "Channel"}, Step{Call::kCreateCq, "Completions"},
                                          Step{Call::kCreateQp, "QueuePair"}, Step{Call::kToInit, "Init"},
-                                         Step{Call::kToRtr, "Rtr"}, Step{Call::kToRts, "Rts"}),
+                                         Step{Call::kToRtr, "Rtr"}, Step{Call::kToRts, "Rts"}, Step{Call::kArm, "Arm"}),
                        ::testing::Bool()),
     [](const auto &info) {
       return std::string(std::get<0>(info.param).name) + (std::get<1>(info.param) ? "AtTarget" : "AtSource");
@@ -255,6 +255,37 @@ TEST_F(EngineRdmaConnect, ADeviceThatNeverGivesUpIsNotWaitedForBeyondTheDeadline
   EXPECT_TRUE(contains(fallback(), "a lane was not ready within the connect deadline")) << fallback();
   remote_ = look_up(peer_, "kv");
   expect_both_ways();
+}
+
+TEST_F(EngineRdmaConnect, ADeviceThatGivesUpLateLeavesTcpItsTime) {
+  const auto late = [](mp_config &config) { config.connect_timeout_ms = 1000; };
+  open_engines(late);
+  add_regions();
+  standin::hold_requests(true);
+  connect();
+  EXPECT_STREQ(info().path, "tcp");
+  for (const char *part : {"rdma: rail standin", "a lane was not ready within the connect deadline"}) {
+    EXPECT_TRUE(contains(fallback(), part)) << part << " is not in " << fallback();
+  }
+  expect_both_ways();
+  EXPECT_EQ(moved_by("rdma"), 0);
+  standin::hold_requests(false);
+  EXPECT_TRUE(eventually([&] { return moves_over_rdma(); })) << fallback();
+  EXPECT_STREQ(info().path, "rdma");
+  EXPECT_EQ(fallback(), "");
+}
+
+TEST_F(EngineRdmaConnect, UnderRequireADeviceThatGivesUpLateIsTheErrorOfConnect) {
+  open_engines([](mp_config &config) {
+    require(config);
+    config.connect_timeout_ms = 1000;
+  });
+  standin::hold_requests(true);
+  const mp_error error = refused_connection();
+  EXPECT_EQ(error.code, MP_TRANSPORT_UNAVAILABLE) << error.message;
+  for (const char *part : {"rdma: rail standin", "a lane was not ready within the connect deadline"}) {
+    EXPECT_TRUE(contains(error.cause, part)) << part << " is not in " << error.cause;
+  }
 }
 
 // ---------------------------------------------------------------- back-off

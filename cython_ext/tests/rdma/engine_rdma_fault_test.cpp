@@ -127,6 +127,57 @@ TEST_F(EngineRdmaFault, ACallThatFailsInTheMiddle) {
   }
 }
 
+// ---------------------------------------------------------------- arming
+
+// As if no time-out would ever find a lane that nobody is woken for.
+void without_time_out(mp_config &config) { config.progress_timeout_ms = 3'600'000; }
+
+TEST_F(EngineRdmaFault, AQueueThatCannotBeArmedCostsItsLaneAtOnce) {
+  open(without_time_out);
+  const auto errors = [&] { return source_->stat({"lane_errors"}); };
+  for (const mp_op op : {MP_WRITE, MP_READ}) {
+    for (const int64_t bytes : {int64_t{4096}, static_cast<int64_t>(bytes_)}) {
+      SCOPED_TRACE(bytes);
+      const int64_t before = errors();
+      // A queue that is armed since the last transfer is not armed again.
+      EXPECT_TRUE(eventually([&] {
+        standin::fail_calls({.call = Call::kArm, .err = EIO, .device = 0});
+        standin::fail_calls({.call = Call::kArm, .err = EIO, .device = 1});
+        standin::hold_requests(true);
+        std::thread later([&] {
+          EXPECT_TRUE(eventually([&] { return errors() > before || standin::requests_waiting() > 0; }));
+          std::this_thread::sleep_for(std::chrono::milliseconds(5));
+          standin::hold_requests(false);
+        });
+        expect_moved(op, {{0, 0, bytes}});
+        later.join();
+        standin::clear_faults();
+        return errors() > before || HasFailure();
+      }));
+    }
+  }
+}
+
+TEST_F(EngineRdmaFault, UnderRequireQueuesThatCannotBeArmedAreTheError) {
+  open([](mp_config &config) {
+    without_time_out(config);
+    config.require = "rdma";
+  });
+  for (const int device : {0, 1}) {
+    standin::fail_calls({.call = Call::kArm, .err = EIO, .times = kAlways, .device = device});
+  }
+  standin::hold_requests(true);
+  const TransferHandle moving = start(MP_READ, everything());
+  EXPECT_EQ(finish(moving), MP_FAILED);
+  const mp_error error = error_of(moving);
+  EXPECT_EQ(error.code, MP_TRANSPORT_UNAVAILABLE) << text_of(moving);
+  EXPECT_STREQ(error.path, "rdma");
+  EXPECT_TRUE(contains(error.message, "rail standin")) << error.message;
+  EXPECT_TRUE(contains(error.message, "the completion queue cannot be armed")) << error.message;
+  EXPECT_TRUE(contains(error.cause, "Input/output error")) << error.cause;
+  EXPECT_EQ(source_->stat({"paths", "rdma", "failed"}), 1);
+}
+
 // ---------------------------------------------------------------- ports
 
 TEST_F(EngineRdmaFault, APortThatGoesDownInATransfer) {
@@ -198,6 +249,48 @@ TEST_F(EngineRdmaFault, PortsThatGoDownWhileNothingMoves) {
   }
 }
 
+TEST_F(EngineRdmaFault, ThePathIsWhatWouldCarryTheNextTransfer) {
+  for (const bool at_target : {false, true}) {
+    SCOPED_TRACE(at_target);
+    open();
+    EXPECT_STREQ(info().path, "rdma");
+    EXPECT_EQ(fallback(), "");
+    const std::vector<int> devices = at_target ? std::vector<int>{2, 3} : std::vector<int>{0, 1};
+    for (const int device : devices) standin::set_port(device, false);
+    // Before anything is sent that would find out.
+    ASSERT_TRUE(eventually([&] { return info().path == std::string("tcp"); })) << info().path << fallback();
+    EXPECT_TRUE(contains(fallback(), "rdma: ")) << fallback();
+    EXPECT_TRUE(contains(fallback(), "port")) << fallback();
+    expect_moved(MP_WRITE, everything());
+    EXPECT_EQ(moved_by("tcp"), static_cast<int64_t>(bytes_));
+    EXPECT_EQ(moved_by("rdma"), 0);
+    EXPECT_STREQ(info().path, "tcp");
+    for (const int device : devices) standin::set_port(device, true);
+    ASSERT_TRUE(eventually([&] { return info().path == std::string("rdma"); })) << fallback();
+    EXPECT_EQ(fallback(), "");
+    expect_moved(MP_WRITE, everything());
+    EXPECT_EQ(moved_by("rdma"), static_cast<int64_t>(bytes_));
+    close();
+    standin::reset();
+  }
+}
+
+TEST_F(EngineRdmaFault, UnderRequireWithEveryPortDownThereIsNoPath) {
+  open([](mp_config &config) { config.require = "rdma"; });
+  for (const int device : {0, 1}) standin::set_port(device, false);
+  ASSERT_TRUE(eventually([&] { return info().path == std::string(); })) << info().path;
+  EXPECT_TRUE(contains(fallback(), "the port is down")) << fallback();
+  ASSERT_TRUE(eventually([&] { return rail(*source_, 0, "queue_pairs") + rail(*source_, 1, "queue_pairs") == 0; }));
+  for (int64_t failed = 1; failed <= 2; ++failed) {
+    EXPECT_EQ(finish(start(MP_WRITE, everything())), MP_FAILED);
+    EXPECT_EQ(source_->stat({"paths", "rdma", "failed"}), failed);
+  }
+  EXPECT_EQ(source_->stat({"paths", "tcp", "failed"}), 0);
+  for (const int device : {0, 1}) standin::set_port(device, true);
+  EXPECT_TRUE(eventually([&] { return info().path == std::string("rdma"); })) << fallback();
+  expect_moved(MP_WRITE, everything());
+}
+
 TEST_F(EngineRdmaFault, UnderRequireWithEveryPortDownItFailsAndComesBack) {
   open([](mp_config &config) { config.require = "rdma"; });
   standin::hold_requests(true);
@@ -207,7 +300,7 @@ TEST_F(EngineRdmaFault, UnderRequireWithEveryPortDownItFailsAndComesBack) {
   standin::hold_requests(false);
   EXPECT_EQ(finish(moving), MP_FAILED);
   EXPECT_EQ(error_of(moving).code, MP_TRANSPORT_UNAVAILABLE) << text_of(moving);
-  EXPECT_TRUE(contains(error_of(moving).message, "the port went down: the port is down")) << text_of(moving);
+  EXPECT_TRUE(contains(error_of(moving).message, ": the port is down")) << text_of(moving);
   for (const int device : {0, 1}) standin::set_port(device, true);
   EXPECT_TRUE(eventually([&] {
     mp_error why{};
@@ -230,7 +323,7 @@ TEST_F(EngineRdmaFault, PortsThatFlap) {
       std::this_thread::sleep_for(std::chrono::microseconds(random() % 10000));
     }
   });
-  for (int round = 0; round < 30; ++round) expect_moved(round % 2 == 0 ? MP_WRITE : MP_READ, everything());
+  for (uint32_t round = 0; round < rounds(30); ++round) expect_moved(round % 2 == 0 ? MP_WRITE : MP_READ, everything());
   over.store(true);
   flapping.join();
   EXPECT_TRUE(eventually([&] { return moves_over_rdma(); })) << fallback();

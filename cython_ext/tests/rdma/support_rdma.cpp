@@ -12,6 +12,14 @@ size_t descriptors() {
   return static_cast<size_t>(std::distance(begin(all), end(all)));
 }
 
+// Into memory that no other thread knows of.
+#if defined(__SANITIZE_THREAD__)
+__attribute__((no_sanitize_thread))
+#endif
+void make_words(uint64_t *out, size_t n, uint64_t from) {
+  for (size_t i = 0; i < n; ++i) out[i] = (from + i * sizeof(uint64_t)) * 0x9e3779b97f4a7c15;
+}
+
 }  // namespace
 
 void EngineRdma::SetUp() {
@@ -91,11 +99,13 @@ int64_t EngineRdma::moved_by(const char *path) const {
 }
 
 void EngineRdma::shuffle(uint32_t seed) {
-  // Quicker than random_data().
+  // Quicker than random_data(). Regions are written to block by block, which sanitizers watch at little cost.
   const auto fill = [](Bytes &memory, uint64_t from) {
-    for (size_t at = 0; at + sizeof(uint64_t) <= memory.size(); at += sizeof(uint64_t)) {
-      const uint64_t word = (from + at) * 0x9e3779b97f4a7c15;
-      std::memcpy(memory.data() + at, &word, sizeof word);
+    std::vector<uint64_t> block(8192);
+    const size_t block_bytes = block.size() * sizeof(uint64_t);
+    for (size_t at = 0; at < memory.size(); at += block_bytes) {
+      make_words(block.data(), block.size(), from + at);
+      std::memcpy(memory.data() + at, block.data(), std::min(block_bytes, memory.size() - at));
     }
   };
   fill(local_memory_, uint64_t{seed} * 12345678901 + 1);
