@@ -47,14 +47,10 @@ void Session::start(Fd fd) {
     control = control_ = std::make_shared<ControlConnection>(io_, std::move(fd), std::move(hooks));
   }
   control->start();
-  std::string offer;
-  wire::Writer writer(&offer);
-  for (const auto &transport : engine_.transports) {
-    const auto &names = engine_.config.transports;
-    if (std::find(names.begin(), names.end(), transport->name()) == names.end()) continue;
-    wire::encode_offer(writer, {transport->name(), transport->offer(engine_)});
+  {
+    std::lock_guard lock(mutex_);
+    send_offer_locked();
   }
-  control->send(wire::kOffer, offer);
   std::string body;
   wire::Writer regions(&body);
   for (const auto &region : engine_.regions.all()) {
@@ -66,6 +62,19 @@ void Session::start(Fd fd) {
   }
   if (!body.empty()) control->send(wire::kRegions, body);
   control->send(wire::kSync, {});
+}
+
+// Made and sent under the lock, so that the latest one is that of the latest state.
+void Session::send_offer_locked() {
+  if (control_ == nullptr) return;
+  std::string offer;
+  wire::Writer writer(&offer);
+  for (const auto &transport : engine_.transports) {
+    const auto &names = engine_.config.transports;
+    if (std::find(names.begin(), names.end(), transport->name()) == names.end()) continue;
+    wire::encode_offer(writer, {transport->name(), transport->offer(engine_)});
+  }
+  control_->send(wire::kOffer, offer);
 }
 
 bool Session::add_lane(uint64_t lane_id, std::shared_ptr<ServerLane> lane) {
@@ -177,6 +186,9 @@ bool Session::arrived_locked(const wire::Mark &mark) const {
 
 void Session::rail_changed(uint32_t rail, bool up) {
   for (const auto &entry : all_lanes()) entry.second->rail_changed(rail, up);
+  // A client without a lane hears of it too.
+  std::lock_guard lock(mutex_);
+  send_offer_locked();
 }
 
 void Session::deliver() {

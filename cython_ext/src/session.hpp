@@ -46,6 +46,7 @@ class Session : public std::enable_shared_from_this<Session> {
   const std::string client_name;
 
  private:
+  void send_offer_locked();
   Error on_message(wire::Message type, std::string_view body);
   Error on_notify(std::string_view body);
   bool arrived_locked(const wire::Mark &mark) const;
