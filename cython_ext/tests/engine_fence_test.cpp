@@ -16,9 +16,8 @@ using namespace moonpool::testing;
 constexpr uint64_t kBytes = 64u << 20;
 
 class EngineFenceSlices : public ::testing::TestWithParam<uint64_t> {};
-INSTANTIATE_TEST_SUITE_P(Of, EngineFenceSlices, ::testing::Values(64u << 10, 32u << 20), [](const auto &info) {
-  return std::to_string(info.param >> 10) + "KiB";
-});
+INSTANTIATE_TEST_SUITE_P(Of, EngineFenceSlices, ::testing::Values(64u << 10, 32u << 20),
+                         [](const auto &info) { return std::to_string(info.param >> 10) + "KiB"; });
 
 TEST_P(EngineFenceSlices, NothingOfALocalPeerArrivesAfterwards) {
   const auto local = [](mp_config &config) {
@@ -35,7 +34,8 @@ TEST_P(EngineFenceSlices, NothingOfALocalPeerArrivesAfterwards) {
   for (int round = 0; round < 3; ++round) {
     ASSERT_TRUE(eventually([&] { return mp_peer_ensure(peer.get(), 0, nullptr, nullptr, nullptr) == MP_OK; }));
     const TransferHandle moving = submit(peer, MP_WRITE, region, remote, {{0, 0, kBytes}});
-    ASSERT_TRUE(eventually([&] { return peek(remote_memory.data()) == 1 || mp_transfer_get_state(moving.get()) != 0; }));
+    ASSERT_TRUE(
+        eventually([&] { return peek(remote_memory.data()) == 1 || mp_transfer_get_state(moving.get()) != 0; }));
     uint32_t sessions = 0;
     mp_error error;
     ASSERT_EQ(mp_engine_fence(target.get(), incarnation, &sessions, &error), MP_OK) << error.message;

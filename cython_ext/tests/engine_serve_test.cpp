@@ -249,14 +249,10 @@ TEST_F(EngineServe, MalformedControlMessagesEndTheSession) {
   wire::encode_notify(writer, {1, {}, payload});
   wire::encode_notify(other, {1, std::vector<wire::Mark>(wire::kNotifyMarksMax + 1), "n"});
   wire::encode_notify(third, {1, {{77, 1, 1}}, "n"});
-  const std::vector<std::pair<wire::Message, std::string>> bad = {{wire::kNotify, "?"},
-                                                                  {wire::kNotify, oversized},
-                                                                  {wire::kNotify, overmarked},
-                                                                  {wire::kNotify, reserved},
-                                                                  {wire::kFence, "1234567"},
-                                                                  {wire::kFence, "123456789"},
-                                                                  {wire::kRegions, ""},
-                                                                  {static_cast<wire::Message>(99), ""}};
+  const std::vector<std::pair<wire::Message, std::string>> bad = {
+      {wire::kNotify, "?"},      {wire::kNotify, oversized},          {wire::kNotify, overmarked},
+      {wire::kNotify, reserved}, {wire::kFence, "1234567"},           {wire::kFence, "123456789"},
+      {wire::kRegions, ""},      {static_cast<wire::Message>(99), ""}};
   int64_t errors = 0;
   for (const auto &[type, body] : bad) {
     RawClient client(target_.port());
