@@ -106,7 +106,12 @@ class Transfer(_native.Transfer):
         # The answer to a transfer that was not settled may have come since, and it is known to be in place after all.
         if self._state_now() == _COMPLETED:
             return self
-        raise error
+        try:
+            raise error
+        finally:
+            # Its traceback has this frame: the two would keep each other, the transfer and its regions until the
+            # garbage collector runs.
+            del error
 
     def result(self, timeout: float | None = None) -> bytes:
         """Wait as `wait` does, and return one `Status` number per item: all of them are `Status.OK`.

@@ -6,7 +6,6 @@
 #include <cstring>
 
 #include "capi_support.hpp"
-#include "peer.hpp"
 
 using namespace moonpool;
 
@@ -65,15 +64,14 @@ mp_status mp_engine_open(const mp_config *config, mp_engine **engine, mp_error *
 mp_status mp_engine_close(mp_engine *engine, mp_error *error) {
   return guarded(error, [&]() -> Error {
     if (engine == nullptr) return null_argument("engine");
-    engine->engine->close();
+    if (!inherited(*engine)) engine->engine->close();
     return {};
   });
 }
 
 mp_status mp_engine_fence(mp_engine *engine, const uint8_t incarnation[16], uint32_t *sessions, mp_error *error) {
-  return guarded(error, [&]() -> Error {
-    if (engine == nullptr || incarnation == nullptr) return null_argument("engine or incarnation");
-    if (engine->engine->closed()) return make_error(MP_CLOSED, "the engine is closed");
+  return call(engine, "engine", error, [&]() -> Error {
+    if (incarnation == nullptr) return null_argument("incarnation");
     Id128 id;
     std::memcpy(id.data(), incarnation, id.size());
     uint32_t ended = 0;
@@ -85,7 +83,7 @@ mp_status mp_engine_fence(mp_engine *engine, const uint8_t incarnation[16], uint
 
 void mp_engine_free(mp_engine *engine) {
   // A child has none of the threads that the destructors would join, so it leaves the parent's objects alone.
-  if (engine == nullptr || engine->engine->forked()) return;
+  if (engine == nullptr || inherited(*engine)) return;
   engine->engine->close();
   delete engine;
 }
@@ -98,7 +96,7 @@ void mp_engine_incarnation(const mp_engine *engine, uint8_t incarnation[16]) {
 
 size_t mp_engine_stats_json(mp_engine *engine, char *buffer, size_t size) {
   // A child must not take locks that a thread of the parent may have held when the process forked.
-  return copy_out(engine->engine->forked() ? "{}" : stats_json(*engine->engine), buffer, size);
+  return copy_out(inherited(*engine) ? "{}" : stats_json(*engine->engine), buffer, size);
 }
 
 size_t mp_probe_json(char *buffer, size_t size) {
@@ -123,10 +121,9 @@ void mp_allocation_init(mp_allocation *allocation) {
 
 mp_status mp_region_allocate(mp_engine *engine, uint64_t nbytes, const char *name, const mp_allocation *allocation,
                              mp_region **region, mp_error *error) {
-  return guarded(error, [&]() -> Error {
-    if (engine == nullptr || region == nullptr) return null_argument("engine or region");
+  return call(engine, "engine", error, [&]() -> Error {
+    if (region == nullptr) return null_argument("region");
     Engine &core = *engine->engine;
-    if (Error bad = usable(core)) return bad;
     std::string text;
     if (Error bad = check_name(name, &text)) return bad;
     if (nbytes == 0) return make_error(MP_OUT_OF_RANGE, "cannot allocate 0 bytes", "ask for 1 byte or more");
@@ -154,10 +151,9 @@ mp_status mp_region_allocate(mp_engine *engine, uint64_t nbytes, const char *nam
 
 mp_status mp_region_register(mp_engine *engine, void *address, uint64_t nbytes, const char *name, uint32_t flags,
                              mp_region **region, mp_error *error) {
-  return guarded(error, [&]() -> Error {
-    if (engine == nullptr || region == nullptr) return null_argument("engine or region");
+  return call(engine, "engine", error, [&]() -> Error {
+    if (region == nullptr) return null_argument("region");
     Engine &core = *engine->engine;
-    if (Error bad = usable(core)) return bad;
     std::string text;
     if (Error bad = check_name(name, &text)) return bad;
     if (address == nullptr) return null_argument("address");
@@ -174,15 +170,12 @@ mp_status mp_region_register(mp_engine *engine, void *address, uint64_t nbytes, 
 }
 
 mp_status mp_region_release(mp_region *region, mp_error *error) {
-  return guarded(error, [&]() -> Error {
-    if (region == nullptr) return null_argument("region");
-    if (region->engine->forked()) return usable(*region->engine);
-    return region->engine->release_region(*region->region);
-  });
+  return call<While::kOpenOrClosed>(region, "region", error,
+                                    [&] { return region->engine->release_region(*region->region); });
 }
 
 void mp_region_free(mp_region *region) {
-  if (region == nullptr || region->engine->forked()) return;
+  if (region == nullptr || inherited(*region)) return;
   delete region;
 }
 
@@ -197,18 +190,18 @@ void mp_region_get_info(const mp_region *region, mp_region_info *info) {
 
 mp_status mp_peer_connect(mp_engine *engine, const char *address, uint32_t timeout_ms, mp_interrupt interrupt,
                           void *context, mp_peer **peer, mp_error *error) {
-  return guarded(error, [&]() -> Error {
-    if (engine == nullptr || address == nullptr || peer == nullptr) return null_argument("engine, address or peer");
+  return call(engine, "engine", error, [&]() -> Error {
+    if (address == nullptr || peer == nullptr) return null_argument("address or peer");
     Engine &core = *engine->engine;
-    if (Error bad = usable(core)) return bad;
     const int64_t timeout = timeout_ms == 0 ? core.config.connect_timeout_ms : timeout_ms;
     const int64_t deadline = deadline_after(timeout * kMillisecond);
     std::vector<SocketAddress> resolved;
     if (Error bad = resolve_address(address, false, deadline, {interrupt, context}, &resolved)) return bad;
     std::shared_ptr<Peer> made = Peer::make(engine->engine, address, std::move(resolved));
     if (!core.add_peer(made)) {
-      made->close(make_error(MP_CLOSED, "the engine is closed", "make a new engine"));
-      return usable(core);
+      const Error closed = make_error(MP_CLOSED, "the engine is closed", "make a new engine");
+      made->close(closed);
+      return closed;
     }
     if (Error bad = made->ensure(deadline, {interrupt, context})) {
       made->close(bad);
@@ -220,31 +213,26 @@ mp_status mp_peer_connect(mp_engine *engine, const char *address, uint32_t timeo
 }
 
 mp_status mp_peer_ensure(mp_peer *peer, uint32_t timeout_ms, mp_interrupt interrupt, void *context, mp_error *error) {
-  return guarded(error, [&]() -> Error {
-    if (peer == nullptr) return null_argument("peer");
-    Engine &core = peer->peer->engine();
-    if (Error bad = usable(core)) return bad;
-    const int64_t timeout = timeout_ms == 0 ? core.config.connect_timeout_ms : timeout_ms;
+  return call(peer, "peer", error, [&] {
+    const int64_t timeout = timeout_ms == 0 ? engine_of(*peer).config.connect_timeout_ms : timeout_ms;
     return peer->peer->ensure(deadline_after(timeout * kMillisecond), {interrupt, context});
   });
 }
 
 mp_status mp_peer_close(mp_peer *peer, mp_error *error) {
-  return guarded(error, [&]() -> Error {
-    if (peer == nullptr) return null_argument("peer");
-    if (peer->peer->engine().forked()) return usable(peer->peer->engine());
+  return call<While::kOpenOrClosed>(peer, "peer", error, [&]() -> Error {
     peer->peer->close(make_error(MP_CLOSED, "the peer was closed", "connect again"));
     return {};
   });
 }
 
 void mp_peer_free(mp_peer *peer) {
-  if (peer == nullptr || peer->peer->engine().forked()) return;
+  if (peer == nullptr || inherited(*peer)) return;
   delete peer;
 }
 
 void mp_peer_get_info(const mp_peer *peer, mp_peer_info *info) {
-  if (peer->peer->engine().forked()) {
+  if (inherited(*peer)) {
     std::memset(info, 0, sizeof *info);
     info->state = MP_PEER_CLOSED;
     return;
@@ -254,15 +242,14 @@ void mp_peer_get_info(const mp_peer *peer, mp_peer_info *info) {
 
 mp_status mp_peer_find_region(mp_peer *peer, const char *name, int64_t timeout_ns, mp_remote_region *region,
                               mp_error *error) {
-  return guarded(error, [&]() -> Error {
-    if (peer == nullptr || name == nullptr || region == nullptr) return null_argument("peer, name or region");
-    if (Error bad = usable(peer->peer->engine())) return bad;
+  return call(peer, "peer", error, [&]() -> Error {
+    if (name == nullptr || region == nullptr) return null_argument("name or region");
     return peer->peer->find_region(name, until_of(timeout_ns), region);
   });
 }
 
 size_t mp_peer_list_regions(mp_peer *peer, mp_remote_region *regions, size_t capacity) {
-  if (peer->peer->engine().forked()) return 0;
+  if (inherited(*peer)) return 0;
   const std::vector<mp_remote_region> all = peer->peer->regions();
   std::copy_n(all.begin(), std::min(capacity, all.size()), regions);
   return all.size();

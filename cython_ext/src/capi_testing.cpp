@@ -57,8 +57,8 @@ mp_status mp_testing_open(const mp_config *config, const mp_faults *faults, mp_e
 }
 
 mp_status mp_testing_set_faults(mp_engine *engine, const mp_faults *faults, mp_error *error) {
-  return guarded(error, [&]() -> Error {
-    if (engine == nullptr || faults == nullptr) return null_argument("engine or faults");
+  return call<While::kOpenOrClosed>(engine, "engine", error, [&]() -> Error {
+    if (faults == nullptr) return null_argument("faults");
     if (Error bad = check_faults(*faults)) return bad;
     FaultRules *rules = rules_of(*engine->engine);
     if (rules == nullptr) return not_for_tests();
@@ -68,8 +68,8 @@ mp_status mp_testing_set_faults(mp_engine *engine, const mp_faults *faults, mp_e
 }
 
 mp_status mp_testing_faults_made(mp_engine *engine, mp_faults_made *made, mp_error *error) {
-  return guarded(error, [&]() -> Error {
-    if (engine == nullptr || made == nullptr) return null_argument("engine or made");
+  return call<While::kOpenOrClosed>(engine, "engine", error, [&]() -> Error {
+    if (made == nullptr) return null_argument("made");
     const FaultRules *rules = rules_of(*engine->engine);
     if (rules == nullptr) return not_for_tests();
     *made = rules->made();

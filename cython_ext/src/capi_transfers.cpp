@@ -33,8 +33,7 @@ std::shared_ptr<Transfer> make_transfer(const std::shared_ptr<Peer> &peer, mp_op
   return transfer;
 }
 
-Error check_call(const Peer &peer, mp_op op, const mp_options &options) {
-  if (Error error = usable(peer.engine())) return error;
+Error check_call(mp_op op, const mp_options &options) {
   if (op != MP_READ && op != MP_WRITE)
     return make_error(MP_INVALID_ARGUMENT, "op is neither MP_READ nor MP_WRITE", "choose one of them");
   if (options.notify_bytes > wire::kNotifyBytesMax) {
@@ -56,16 +55,14 @@ Error start(const std::shared_ptr<Transfer> &transfer, mp_transfer **out) {
   return {};
 }
 
-bool forked(const mp_transfer &transfer) { return transfer.transfer->peer->engine().forked(); }
-
 }  // namespace
 
 mp_status mp_submit(mp_peer *peer, mp_op op, const mp_batch *batch, const mp_options *options, mp_transfer **transfer,
                     mp_error *error) {
-  return guarded(error, [&]() -> Error {
-    if (peer == nullptr || batch == nullptr || transfer == nullptr) return null_argument("peer, batch or transfer");
+  return call(peer, "peer", error, [&]() -> Error {
+    if (batch == nullptr || transfer == nullptr) return null_argument("batch or transfer");
     const mp_options chosen = options == nullptr ? mp_options{} : *options;
-    if (Error bad = check_call(*peer->peer, op, chosen)) return bad;
+    if (Error bad = check_call(op, chosen)) return bad;
     Batch checked;
     Error bad = Batch::open(*peer->peer, *batch, &checked);
     if (bad) return bad;
@@ -88,9 +85,8 @@ mp_status mp_submit(mp_peer *peer, mp_op op, const mp_batch *batch, const mp_opt
 }
 
 mp_status mp_plan_create(mp_peer *peer, const mp_batch *batch, mp_plan **plan, mp_error *error) {
-  return guarded(error, [&]() -> Error {
-    if (peer == nullptr || batch == nullptr || plan == nullptr) return null_argument("peer, batch or plan");
-    if (Error bad = usable(peer->peer->engine())) return bad;
+  return call(peer, "peer", error, [&]() -> Error {
+    if (batch == nullptr || plan == nullptr) return null_argument("batch or plan");
     Batch checked;
     if (Error bad = Batch::open(*peer->peer, *batch, &checked)) return bad;
     auto made = std::make_shared<Plan>(Plan{peer->peer, {}, checked.locals(), checked.incarnation()});
@@ -107,11 +103,11 @@ mp_status mp_plan_create(mp_peer *peer, const mp_batch *batch, mp_plan **plan, m
 
 mp_status mp_plan_post(mp_plan *plan, mp_op op, const int64_t *indices, size_t count, const mp_options *options,
                        mp_transfer **transfer, mp_error *error) {
-  return guarded(error, [&]() -> Error {
-    if (plan == nullptr || transfer == nullptr) return null_argument("plan or transfer");
+  return call(plan, "plan", error, [&]() -> Error {
+    if (transfer == nullptr) return null_argument("transfer");
     const Plan &core = *plan->plan;
     const mp_options chosen = options == nullptr ? mp_options{} : *options;
-    if (Error bad = check_call(*core.peer, op, chosen)) return bad;
+    if (Error bad = check_call(op, chosen)) return bad;
     const size_t n = indices == nullptr ? core.items.size() : count;
     if (n == 0) return make_error(MP_INVALID_ARGUMENT, "the post names no items", "pass at least one index");
     if (n > UINT32_MAX) return make_error(MP_LIMIT, "a transfer holds at most 2^32 - 1 items", "split it");
@@ -147,41 +143,40 @@ mp_status mp_plan_post(mp_plan *plan, mp_op op, const int64_t *indices, size_t c
 size_t mp_plan_count(const mp_plan *plan) { return plan->plan->items.size(); }
 
 void mp_plan_free(mp_plan *plan) {
-  if (plan == nullptr || plan->plan->peer->engine().forked()) return;
+  if (plan == nullptr || inherited(*plan)) return;
   delete plan;
 }
 
 mp_transfer_state mp_transfer_get_state(const mp_transfer *transfer) {
   // The threads that would end it live in the parent.
-  return forked(*transfer) ? MP_FAILED : transfer->transfer->state();
+  return inherited(*transfer) ? MP_FAILED : transfer->transfer->state();
 }
 
 mp_status mp_transfer_wait(mp_transfer *transfer, int64_t timeout_ns) {
-  if (forked(*transfer)) return MP_FORKED;
+  if (inherited(*transfer)) return MP_FORKED;
   return transfer->transfer->wait(timeout_ns, false);
 }
 
 mp_status mp_transfer_wait_settled(mp_transfer *transfer, int64_t timeout_ns) {
-  if (forked(*transfer)) return MP_FORKED;
+  if (inherited(*transfer)) return MP_FORKED;
   return transfer->transfer->wait(timeout_ns, true);
 }
 
 mp_status mp_transfer_cancel(mp_transfer *transfer, int64_t timeout_ns) {
+  if (inherited(*transfer)) return MP_FORKED;
   Transfer &core = *transfer->transfer;
-  if (forked(*transfer)) return MP_FORKED;
   core.stop(core.peer->describe(make_error(MP_CANCELLED, "the transfer was cancelled"), ""));
   return core.wait(timeout_ns, true);
 }
 
 void mp_transfer_get_error(const mp_transfer *transfer, mp_error *error) {
-  const Engine &engine = transfer->transfer->peer->engine();
-  export_error(engine.forked() ? usable(engine) : transfer->transfer->error(), error);
+  export_error(inherited(*transfer) ? forked_error() : transfer->transfer->error(), error);
 }
 
 size_t mp_transfer_count(const mp_transfer *transfer) { return transfer->transfer->count; }
 
 void mp_transfer_item_status(const mp_transfer *transfer, uint8_t *status, size_t count) {
-  if (forked(*transfer)) {
+  if (inherited(*transfer)) {
     std::memset(status, MP_FORKED, std::min(count, transfer->transfer->count));
     return;
   }
@@ -189,7 +184,7 @@ void mp_transfer_item_status(const mp_transfer *transfer, uint8_t *status, size_
 }
 
 mp_status mp_transfer_digests(const mp_transfer *transfer, uint64_t *digests, size_t count) {
-  if (forked(*transfer)) return MP_FORKED;
+  if (inherited(*transfer)) return MP_FORKED;
   const Transfer &core = *transfer->transfer;
   const mp_transfer_state state = core.state();
   if (!core.digest || state == MP_RUNNING || state == MP_UNSETTLED) return MP_INVALID_ARGUMENT;
@@ -198,21 +193,21 @@ mp_status mp_transfer_digests(const mp_transfer *transfer, uint64_t *digests, si
 }
 
 mp_status mp_transfer_set_eventfd(mp_transfer *transfer, int fd) {
-  if (forked(*transfer)) return MP_FORKED;
+  if (inherited(*transfer)) return MP_FORKED;
   transfer->transfer->set_eventfd(fd);
   return MP_OK;
 }
 
 void mp_transfer_free(mp_transfer *transfer) {
-  if (transfer == nullptr || forked(*transfer)) return;
+  if (transfer == nullptr || inherited(*transfer)) return;
   delete transfer;
 }
 
 // ---------------------------------------------------------------- notifications
 
 mp_status mp_notification_take(mp_engine *engine, int64_t timeout_ns, mp_notification *notification) {
+  if (inherited(*engine)) return MP_FORKED;
   Engine &core = *engine->engine;
-  if (core.forked()) return MP_FORKED;
   Notice notice;
   if (!core.notifications.take(timeout_ns, &notice)) return core.notifications.closed() ? MP_CLOSED : MP_WAIT_TIMEOUT;
   std::memset(notification, 0, sizeof *notification);

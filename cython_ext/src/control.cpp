@@ -110,6 +110,7 @@ void ControlConnection::parse() {
                              std::string_view(in_).substr(at + sizeof header, header.bytes));
     }
     if (error) {
+      if (error.code == MP_PROTOCOL && hooks_.malformed) hooks_.malformed();
       lose(error, false);
       return;
     }

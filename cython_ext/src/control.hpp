@@ -16,6 +16,8 @@ namespace moonpool {
 struct ControlHooks {
   // An error ends the connection as a protocol error.
   std::function<Error(wire::Message, std::string_view)> message;
+  // It has ended as a protocol error, which the other side does not see yet. May be empty.
+  std::function<void()> malformed;
   // Called once. `peer_closed`: the other side's kernel said so, its process writes nothing any more.
   std::function<void(const Error &, bool peer_closed)> lost;
 };

@@ -60,7 +60,7 @@ void CopyLink::assist(Transfer &transfer, int64_t until) {
 void CopyLink::shutdown(const Error &cause, bool) { fail_work(queue_.close(), cause); }
 
 void CopyLink::turned_away(const std::shared_ptr<Transfer> &transfer) {
-  transfer->fail(make_error(MP_PEER_LOST, "the connection to the peer ended"));
+  transfer->fail(connection_ended(label_, path_));
 }
 
 void CopyLink::start(size_t slices) {

@@ -217,26 +217,37 @@ Admission Engine::admit_lane(const wire::Hello &hello, IoThread &io) {
   if (hello.kind == wire::kRdma && rdma == nullptr) {
     return {make_error(MP_TRANSPORT_UNAVAILABLE, "this engine does not use rdma"), {}, {}};
   }
-  for (const auto &session : all_sessions()) {
-    if (session->token != hello.session || session->client != hello.incarnation) continue;
-    return {{}, session->token, [this, session, lane_id = hello.lane_id, kind = hello.kind, &io](Fd fd) {
-              std::shared_ptr<ServerLane> lane;
-              if (kind == wire::kShm) {
-                lane = std::make_shared<ShmServerLane>(*this, io, std::move(fd));
-              } else if (kind == wire::kRdma) {
-                lane = std::make_shared<RdmaServerLane>(*this, io, std::move(fd), session);
-              } else {
-                lane = std::make_shared<TcpServerLane>(*this, io, std::move(fd));
-              }
-              session->add_lane(lane_id, std::move(lane));
-            }};
-  }
-  return {make_error(MP_PEER_LOST, "the session of this lane has ended"), {}, {}};
+  const std::shared_ptr<Session> session = find_session(hello.session, hello.incarnation);
+  if (session == nullptr) return {make_error(MP_PEER_LOST, "the session of this lane has ended"), {}, {}};
+  return {{}, session->token, [this, session, lane_id = hello.lane_id, kind = hello.kind, &io](Fd fd) {
+            std::shared_ptr<ServerLane> lane;
+            if (kind == wire::kShm) {
+              lane = std::make_shared<ShmServerLane>(*this, io, std::move(fd));
+            } else if (kind == wire::kRdma) {
+              lane = std::make_shared<RdmaServerLane>(*this, io, std::move(fd), session);
+            } else {
+              lane = std::make_shared<TcpServerLane>(*this, io, std::move(fd));
+            }
+            session->add_lane(lane_id, std::move(lane));
+          }};
+}
+
+bool Engine::admit_local(Peer &client, const std::shared_ptr<ServerLane> &lane) {
+  const std::shared_ptr<Session> session = find_session(client.session(), client.engine().identity.incarnation);
+  return session != nullptr && session->add_lane(client.next_lane_id(), lane);
 }
 
 std::vector<std::shared_ptr<Session>> Engine::all_sessions() const {
   std::lock_guard lock(mutex_);
   return sessions_;
+}
+
+std::shared_ptr<Session> Engine::find_session(const Id128 &token, const Id128 &client) const {
+  std::lock_guard lock(mutex_);
+  const auto it = std::find_if(sessions_.begin(), sessions_.end(), [&](const auto &session) {
+    return session->token == token && session->client == client;
+  });
+  return it == sessions_.end() ? nullptr : *it;
 }
 
 void Engine::drop_session(const std::shared_ptr<Session> &session) {

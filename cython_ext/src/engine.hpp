@@ -69,6 +69,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // False when the engine is closing.
   bool add_peer(const std::shared_ptr<Peer> &peer);
   void drop_session(const std::shared_ptr<Session> &session);
+  // A peer of another engine of this process copies by itself. False when its session has ended.
+  bool admit_local(Peer &client, const std::shared_ptr<ServerLane> &lane);
   // Ends what an engine has here. When it returns without an error nothing that it had begun touches memory.
   Error fence(const Id128 &incarnation, uint32_t *sessions);
   // Starts it: from here on the engine owns it until it ends.
@@ -120,6 +122,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Admission admit_control(const wire::Hello &hello, IoThread &io);
   Admission admit_lane(const wire::Hello &hello, IoThread &io);
   std::vector<std::shared_ptr<Session>> all_sessions() const;
+  // nullptr: it has ended.
+  std::shared_ptr<Session> find_session(const Id128 &token, const Id128 &client) const;
   void arm_deadline(int64_t deadline_ns);
   void check_deadlines();
   static Error deadline_cause(const Transfer &transfer);

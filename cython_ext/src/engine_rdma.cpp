@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "engine.hpp"
+#include "peer.hpp"
 #include "rdma_link.hpp"
 #include "rdma_memory.hpp"
 
@@ -16,12 +17,17 @@ Error Engine::open_rdma() {
   if (Error error = rdma->open(config.rdma)) return error;
   return rdma->watch(*io_[0], [this](const std::shared_ptr<Rail> &rail) {
     std::vector<std::weak_ptr<RdmaLink>> links;
+    std::vector<std::weak_ptr<Peer>> peers;
     {
       std::lock_guard lock(mutex_);
       links = rdma_links_;
+      peers = peers_;
     }
     for (const auto &weak : links) {
       if (const auto link = weak.lock()) link->rail_changed(*rail);
+    }
+    for (const auto &weak : peers) {
+      if (const auto peer = weak.lock()) peer->reconsider_paths();
     }
     const auto &rails = rdma->rails();
     const auto index = static_cast<uint32_t>(std::find(rails.begin(), rails.end(), rail) - rails.begin());

@@ -133,7 +133,7 @@ void FaultLink::hold(const std::shared_ptr<Transfer> &transfer, FaultPlan plan) 
     closed = closed_;
     if (!closed) held_[transfer.get()] = {transfer, std::move(plan)};
   }
-  if (closed) return transfer->fail(make_error(MP_PEER_LOST, "the connection to the peer ended"));
+  if (closed) return transfer->fail(connection_ended(transfer->peer->label(), path()));
   // A stop that came before it was held has not found it here.
   Held held;
   if (transfer->stopping() && take_held(*transfer, &held)) transfer->fail(transfer->stop_cause());

@@ -26,6 +26,7 @@ class FaultTransport final : public Transport {
   std::string unreachable(const Engine &engine, const Id128 &incarnation, std::string_view offer) const override {
     return inner_->unreachable(engine, incarnation, offer);
   }
+  bool comes_back() const override { return inner_->comes_back(); }
   void connect(const std::shared_ptr<Peer> &peer, std::string_view offer, int64_t deadline_ns,
                Connected connected) override;
   FaultRules &rules() const { return *rules_; }
@@ -52,6 +53,7 @@ class FaultLink final : public Link, public std::enable_shared_from_this<FaultLi
   // The I/O threads do the work: a waiter knows the real transfer, and the wrapped link its shadow.
   void assist(Transfer &, int64_t) override {}
   void fenced(uint64_t lane_id) override { inner_->fenced(lane_id); }
+  void offered(std::string_view offer) override { inner_->offered(offer); }
   void region_gone(uint64_t key) override { inner_->region_gone(key); }
   void shutdown(const Error &cause, bool settled) override;
   size_t lanes_ready() const override { return inner_->lanes_ready(); }

@@ -19,7 +19,7 @@ constexpr int64_t kRoomNs = 10 * kMillisecond;
 
 }  // namespace
 
-Error not_ready_in_time() {
+Error Lane::not_ready_locked() const {
   return make_error(MP_CONNECT, "a lane was not ready within the connect deadline",
                     "check that the peer is not stopped, or raise connect_timeout");
 }
@@ -95,7 +95,7 @@ void Lane::opened_locked() {
 void Lane::check_opened(uint64_t attempt) {
   with_lock([&] {
     if (attempt != attempt_ || shut_ || ready_.load() || !fd_) return;
-    cut_locked(here(not_ready_in_time()));
+    cut_locked(not_ready_locked());
   });
 }
 
@@ -181,7 +181,8 @@ void Lane::leave_locked(bool again) {
   ::shutdown(fd(), SHUT_RDWR);
   io_.remove(*this);
   fd_.reset();
-  if (again) schedule_dial_locked();
+  // Nothing failed, so nobody backs off.
+  if (again) dial_at_locked(now_ns() + kRoomNs);
 }
 
 bool Lane::rest() {

@@ -23,9 +23,6 @@ namespace moonpool {
 class Engine;
 class LaneLink;
 
-// The error of a lane, or of all lanes of a link, whose proof did not come.
-Error not_ready_in_time();
-
 class Lane : public Handler, public std::enable_shared_from_this<Lane> {
  public:
   Lane(LaneLink &link, IoThread &io, wire::Kind kind);
@@ -72,8 +69,8 @@ class Lane : public Handler, public std::enable_shared_from_this<Lane> {
   virtual void arm_submitted_locked() { arm_locked(); }
   // Whether processors move the bytes, so that looking for their end would slow them down.
   virtual bool copies() const { return true; }
-  // Adds to an error where it happened.
-  virtual Error here(Error error) const { return error; }
+  // The error of a lane that did not become ready in time.
+  virtual Error not_ready_locked() const;
   // Something is in flight.
   virtual bool busy_locked() const = 0;
   virtual bool carries_locked(const Transfer &transfer) const = 0;

@@ -45,7 +45,7 @@ void LaneLink::submit(const std::shared_ptr<Transfer> &transfer) {
   // Chosen while the transfer is still this thread's: once it is queued it may end, and give up its regions.
   Lane *const chosen = single ? &lane_for_small(*transfer) : nullptr;
   if (!queue_.push(transfer, slice)) {
-    transfer->fail(make_error(MP_PEER_LOST, "the connection to the peer ended"));
+    transfer->fail(connection_ended(transfer->peer->label(), path_));
     return;
   }
   if (chosen != nullptr) {

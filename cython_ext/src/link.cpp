@@ -5,6 +5,13 @@
 
 namespace moonpool {
 
+Error connection_ended(const std::string &peer, const char *path) {
+  Error error = make_error(MP_PEER_LOST, "the connection to the peer ended", "the next transfer connects again");
+  error.peer = peer;
+  error.path = path;
+  return error;
+}
+
 std::vector<std::unique_ptr<Transport>> all_transports() {
   std::vector<std::unique_ptr<Transport>> transports;
   transports.push_back(make_local_transport());

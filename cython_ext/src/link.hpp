@@ -42,6 +42,8 @@ class Link {
   virtual void assist(Transfer &transfer, int64_t until) = 0;
   // The peer's answer to a fence that the link asked for.
   virtual void fenced(uint64_t) {}
+  // What the peer has to say of itself has changed since the link was made.
+  virtual void offered(std::string_view) {}
   // The peer has withdrawn a region.
   virtual void region_gone(uint64_t) {}
   // No more work; everything unfinished fails with `cause`. `settled`: the peer is known to apply nothing any more;
@@ -55,6 +57,9 @@ struct Probe {
   std::string reason;  // why not, or what it can do
 };
 
+// The error of what comes to a link that was shut down.
+Error connection_ended(const std::string &peer, const char *path);
+
 using wire::Offer;
 
 // Called once: with the link, or with the reason why there is none.
@@ -67,10 +72,12 @@ class Transport {
   virtual Probe probe() const = 0;
   // Lower is taken first. Only the order means anything.
   virtual int cost() const = 0;
-  // What peers have to know to use it towards this engine.
+  // What peers have to know to use it towards this engine. They are told again when ports have changed.
   virtual std::string offer(const Engine &) const { return {}; }
   // "" when `engine` reaches the peer that made the offer, otherwise why not.
   virtual std::string unreachable(const Engine &engine, const Id128 &incarnation, std::string_view offer) const = 0;
+  // Whether that answer may become another one while the peer stays connected.
+  virtual bool comes_back() const { return false; }
   // `connected` may be called before this returns, or later on an I/O thread, in any case before `deadline_ns` plus the
   // time that a busy thread needs. Nothing blocks.
   virtual void connect(const std::shared_ptr<Peer> &peer, std::string_view offer, int64_t deadline_ns,

@@ -1,24 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0
 // The local transport: two engines of one process, or one engine and itself.
+#include <utility>
+
 #include "copy_link.hpp"
 #include "engine.hpp"
+#include "local_server_lane.hpp"
 #include "peer.hpp"
 
 namespace moonpool {
 
 namespace {
 
+// One copy to or from the peer's memory.
+class LocalCopy {
+ public:
+  explicit LocalCopy(LocalServerLane &lane) : lane_(lane.begin_copy() ? &lane : nullptr) {}
+  ~LocalCopy() { end(); }
+  LocalCopy(const LocalCopy &) = delete;
+  LocalCopy &operator=(const LocalCopy &) = delete;
+
+  bool allowed() const { return lane_ != nullptr; }
+  void end() {
+    if (LocalServerLane *lane = std::exchange(lane_, nullptr)) lane->end_copy();
+  }
+
+ private:
+  LocalServerLane *lane_;
+};
+
 class LocalLink final : public CopyLink {
  public:
-  LocalLink(const std::shared_ptr<Peer> &peer, std::weak_ptr<Engine> target)
-      : CopyLink(peer, "local"), target_(std::move(target)) {}
+  LocalLink(const std::shared_ptr<Peer> &peer, std::weak_ptr<Engine> target, std::shared_ptr<LocalServerLane> lane)
+      : CopyLink(peer, "local"), target_(std::move(target)), lane_(std::move(lane)) {}
+  ~LocalLink() override { lane_->close(); }
 
  private:
   void copy(const Work &work) override {
     const std::shared_ptr<Engine> target = target_.lock();
-    if (target == nullptr) {
+    LocalCopy copying(*lane_);
+    if (target == nullptr || !copying.allowed()) {
       Error error = refusal(MP_PEER_LOST);
-      error.message = "the peer's engine was closed";
+      error.message = target == nullptr ? "the peer's engine was closed" : "the peer ended the connection";
+      error.hint = "the next transfer connects again";
       work.transfer->descs_failed(work.begin, work.end, error);
       return;
     }
@@ -31,11 +54,13 @@ class LocalLink final : public CopyLink {
         },
         [&] {
           checker.reset();
+          copying.end();
           return Error{};
         });
   }
 
   const std::weak_ptr<Engine> target_;
+  const std::shared_ptr<LocalServerLane> lane_;  // of the peer's session
 };
 
 class LocalTransport final : public Transport {
@@ -47,7 +72,12 @@ class LocalTransport final : public Transport {
     return Engine::in_this_process(incarnation) != nullptr ? "" : "the peer is another process";
   }
   void connect(const std::shared_ptr<Peer> &peer, std::string_view, int64_t, Connected connected) override {
-    connected(std::make_shared<LocalLink>(peer, Engine::in_this_process(peer->incarnation())), {});
+    const std::shared_ptr<Engine> target = Engine::in_this_process(peer->incarnation());
+    const auto lane = std::make_shared<LocalServerLane>();
+    if (target == nullptr || !target->admit_local(*peer, lane)) {
+      return connected(nullptr, make_error(MP_PEER_LOST, "the session of this path has ended"));
+    }
+    connected(std::make_shared<LocalLink>(peer, target, lane), {});
   }
 };
 

@@ -163,8 +163,7 @@ Error Peer::on_message(wire::Message type, std::string_view body) {
     case wire::kOffer: {
       std::vector<Offer> offers;
       if (!wire::decode_offer(body, &offers)) return malformed;
-      std::lock_guard lock(mutex_);
-      offers_ = std::move(offers);
+      on_offers(std::move(offers));
       return {};
     }
     case wire::kRegions: {

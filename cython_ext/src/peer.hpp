@@ -62,6 +62,8 @@ class Peer : public std::enable_shared_from_this<Peer> {
   void orphan(std::vector<Work> work, const Error &cause);
   Id128 session() const;
   Id128 incarnation() const;
+  // A port of this engine went up or down: asks again for the paths that were not possible.
+  void reconsider_paths();
   // Whether a region is announced.
   bool knows(uint64_t key) const;
   std::vector<SocketAddress> resolved() const { return resolved_; }
@@ -77,9 +79,11 @@ class Peer : public std::enable_shared_from_this<Peer> {
   };
   struct Path {
     Transport *transport = nullptr;
+    bool offered = false;
     std::string offer;
     bool possible = false;  // as far as the offer says
     std::string why_not;    // why it is not used; "" when it is, or was not tried yet
+    bool lost = false;      // ... which is that the peer went away
     std::shared_ptr<Link> link;
     bool connecting = false;
     Backoff backoff;
@@ -91,13 +95,18 @@ class Peer : public std::enable_shared_from_this<Peer> {
   void start_dial_locked(int64_t deadline_ns);
   void on_dialed(Dialed dialed);
   Error on_message(wire::Message type, std::string_view body);
+  void on_offers(std::vector<Offer> offers);
   void on_sync();
   void become_ready();
   std::vector<Path> possible_paths(const std::vector<Offer> &offers, const Id128 &incarnation) const;
   void advance();
   void connect_path(Transport &transport);
-  bool on_path(uint64_t connection, const std::string &name, const std::shared_ptr<Link> &link, const Error &error);
+  bool on_path(uint64_t connection, const std::string &name, const std::string &offer,
+               const std::shared_ptr<Link> &link, const Error &error);
+  void ask_again_locked(Path &path) const;
   static void out_of_use_locked(Path &path, const Error &cause);
+  // Of a path that was there until the peer went away; none when that is not why there is no path.
+  Error lost_locked() const;
   std::vector<Path>::iterator find_path_locked(const std::string &name);
   std::shared_ptr<Link> route(const Transfer &transfer, const Link *except, Error *error);
   // What would carry the next transfer; nullptr: nothing.

@@ -36,6 +36,7 @@ std::vector<Peer::Path> Peer::possible_paths(const std::vector<Offer> &offers, c
     if (offer == offers.end()) {
       path.why_not = "the peer does not offer it";
     } else {
+      path.offered = true;
       path.offer = offer->blob;
       path.why_not = transport->unreachable(*engine_, incarnation, offer->blob);
     }
@@ -43,6 +44,43 @@ std::vector<Peer::Path> Peer::possible_paths(const std::vector<Offer> &offers, c
     paths.push_back(std::move(path));
   }
   return paths;
+}
+
+// The first time before it is connected, then whenever one of its ports has changed.
+void Peer::on_offers(std::vector<Offer> offers) {
+  std::vector<std::pair<std::shared_ptr<Link>, std::string>> news;
+  {
+    std::lock_guard lock(mutex_);
+    offers_ = std::move(offers);
+    for (Path &path : paths_) {
+      const auto offer = std::find_if(offers_.begin(), offers_.end(),
+                                      [&](const Offer &one) { return one.transport == path.transport->name(); });
+      if (offer == offers_.end() || !path.offered || offer->blob == path.offer) continue;
+      path.offer = offer->blob;
+      if (path.link != nullptr) news.emplace_back(path.link, path.offer);
+    }
+  }
+  for (const auto &[link, offer] : news) link->offered(offer);
+  reconsider_paths();
+}
+
+void Peer::reconsider_paths() {
+  std::lock_guard lock(mutex_);
+  for (Path &path : paths_) ask_again_locked(path);
+}
+
+// Whether the path is possible by now.
+void Peer::ask_again_locked(Path &path) const {
+  if (path.possible || !path.offered || !path.transport->comes_back()) return;
+  path.why_not = path.transport->unreachable(*engine_, incarnation_, path.offer);
+  path.possible = path.why_not.empty();
+  if (path.possible) {
+    path.backoff.reset();
+    path.retry_at = 0;
+  } else {
+    path.backoff.grow();
+    path.retry_at = now_ns() + path.backoff.wait_ns();
+  }
 }
 
 // The peer has announced itself; the first path is connected before it counts as connected.
@@ -70,11 +108,14 @@ void Peer::advance() {
   }
   if (next != nullptr) return connect_path(*next);
   std::vector<std::string> theirs, reasons;
+  Error lost;
   {
     std::lock_guard lock(mutex_);
+    lost = lost_locked();
     for (const Offer &offer : offers_) theirs.push_back(offer.transport);
     for (const Path &path : paths_) reasons.push_back(std::string(path.transport->name()) + ": " + path.why_not);
   }
+  if (lost) return fail_connect(std::move(lost));
   const std::string &require = engine_->config.require;
   Error error = make_error(MP_TRANSPORT_UNAVAILABLE,
                            require.empty() ? "no transport that both sides allow reaches the peer"
@@ -100,18 +141,19 @@ void Peer::connect_path(Transport &transport) {
     if (state_ == State::kConnecting) deadline = std::min(deadline, now + (connect_deadline_ - now) / 2);
   }
   transport.connect(shared_from_this(), offer, deadline,
-                    [weak = weak_from_this(), connection, name = std::string(transport.name())](
+                    [weak = weak_from_this(), connection, offer, name = std::string(transport.name())](
                         std::shared_ptr<Link> link, const Error &error) {
                       const auto self = weak.lock();
-                      if (self != nullptr && self->on_path(connection, name, link, error)) return;
+                      if (self != nullptr && self->on_path(connection, name, offer, link, error)) return;
                       if (link != nullptr) link->shutdown(make_error(MP_CLOSED, "the peer was closed"), true);
                     });
 }
 
 // False when nobody waits for this path any more.
-bool Peer::on_path(uint64_t connection, const std::string &name, const std::shared_ptr<Link> &link,
-                   const Error &error) {
+bool Peer::on_path(uint64_t connection, const std::string &name, const std::string &offer,
+                   const std::shared_ptr<Link> &link, const Error &error) {
   bool first;
+  std::string news;  // that came while it was connected
   std::vector<std::shared_ptr<Transfer>> waiting;
   std::vector<Orphan> parked;
   {
@@ -125,11 +167,13 @@ bool Peer::on_path(uint64_t connection, const std::string &name, const std::shar
     } else {
       path->why_not.clear();
       path->backoff.reset();
+      if (path->offer != offer) news = path->offer;
     }
     first = state_ == State::kConnecting;
     if (!first) waiting.swap(waiting_);
     if (!first) parked.swap(parked_);
   }
+  if (!news.empty()) link->offered(news);
   if (first && link != nullptr) become_ready();
   if (first && link == nullptr) advance();
   for (const auto &transfer : waiting) submit(transfer);
@@ -140,8 +184,21 @@ bool Peer::on_path(uint64_t connection, const std::string &name, const std::shar
 void Peer::out_of_use_locked(Path &path, const Error &cause) {
   path.link.reset();
   path.why_not = short_text(cause);
+  path.lost = cause.code == MP_PEER_LOST || cause.code == MP_CONNECT || cause.code == MP_CLOSED;
   path.backoff.grow();
   path.retry_at = now_ns() + path.backoff.wait_ns();
+}
+
+// A peer that restarts or cuts its clients off ends a path a moment before its control connection, or refuses the path
+// a moment after it.
+Error Peer::lost_locked() const {
+  const auto path =
+      std::find_if(paths_.begin(), paths_.end(), [](const Path &one) { return one.link == nullptr && one.lost; });
+  if (path == paths_.end()) return {};
+  Error error = make_error(MP_PEER_LOST, "the peer went away", "try again: it is connected anew when it is back");
+  error.path = path->transport->name();
+  error.cause = path->why_not;
+  return error;
 }
 
 std::vector<Peer::Path>::iterator Peer::find_path_locked(const std::string &name) {
@@ -159,6 +216,8 @@ std::shared_ptr<Link> Peer::route(const Transfer &transfer, const Link *except, 
       if (state_ != State::kReady) return nullptr;
       bool wait = false;
       for (Path &path : paths_) {
+        // Not every port says that it is back.
+        if (!path.possible && path.retry_at <= now_ns()) ask_again_locked(path);
         if (path.link != nullptr) {
           const bool excepted = except != nullptr && path.link->is(*except);
           if (!excepted && path.link->takes(transfer)) return path.link;
@@ -170,7 +229,7 @@ std::shared_ptr<Link> Peer::route(const Transfer &transfer, const Link *except, 
           break;
         }
       }
-      if (connect == nullptr && !wait) {
+      if (connect == nullptr && !wait && !(*error = lost_locked())) {
         *error = make_error(MP_TRANSPORT_UNAVAILABLE, "no path to the peer takes this transfer",
                             "allow \"tcp\" in `transports`, or see why the peer's path is a fallback");
         error->cause = fallback_locked();

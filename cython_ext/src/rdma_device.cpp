@@ -281,7 +281,19 @@ class RdmaHost::Watcher : public Handler {
   const std::function<void(const std::shared_ptr<Rail> &)> changed_;
 };
 
+void RdmaHost::look_at(const std::shared_ptr<Rail> &rail) const {
+  if (rail->refresh() && io_ != nullptr) io_->post([changed = changed_, rail] { changed(rail); });
+}
+
+void RdmaHost::look_at_those_down() const {
+  for (const auto &rail : rails_) {
+    if (!rail->state().up) look_at(rail);
+  }
+}
+
 Error RdmaHost::watch(IoThread &io, std::function<void(const std::shared_ptr<Rail> &)> changed) {
+  io_ = &io;
+  changed_ = changed;
   for (const auto &device : devices_) {
     auto watcher = std::make_shared<Watcher>(*this, device, io, changed);
     if (Error error = io.add(watcher, EPOLLIN)) return error;

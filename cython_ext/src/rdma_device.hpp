@@ -108,6 +108,9 @@ class RdmaHost {
   // Why no rail can be used.
   std::string why_not() const;
 
+  // Asks a rail's device. Not every device says that a port is back.
+  void look_at(const std::shared_ptr<Rail> &rail) const;
+  void look_at_those_down() const;
   // Calls `changed` on the I/O thread after a rail has changed.
   Error watch(IoThread &io, std::function<void(const std::shared_ptr<Rail> &)> changed);
   void unwatch();
@@ -121,6 +124,8 @@ class RdmaHost {
   std::vector<std::shared_ptr<Rail>> rails_;
   std::vector<std::string> problems_;
   std::vector<std::shared_ptr<Watcher>> watchers_;
+  IoThread *io_ = nullptr;
+  std::function<void(const std::shared_ptr<Rail> &)> changed_;
 };
 
 // "" when there is a device in this host, otherwise why none can be used; `*names` lists them.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <tuple>
 
 #include "engine.hpp"
 #include "peer.hpp"
@@ -37,11 +38,25 @@ Error RdmaLane::here(Error error) const {
   return error;
 }
 
+Error RdmaLane::not_ready() {
+  Error error;
+  with_lock([&] { error = not_ready_locked(); });
+  return error;
+}
+
+Error RdmaLane::not_ready_locked() const {
+  return make_error(MP_TRANSPORT_UNAVAILABLE,
+                    "rail " + rail_->label() + " to " + rdma_link_.remote_gid(remote_rail()) +
+                        ": a lane was not ready within the connect deadline; packets may not pass between the two "
+                        "(cable, VLAN, firewall): choose others with rdma_devices",
+                    "check that the peer is not stopped, or raise connect_timeout");
+}
+
 // ---------------------------------------------------------------- connecting
 
 // A port that went down says so, but not every device says that it is back.
 Error RdmaLane::hindrance() {
-  if (!rail_->state().up) rail_->refresh();
+  if (!rail_->state().up) engine_.rdma->look_at(rail_);
   if (Error error = rail_->unusable()) return error;
   make_room();
   return engine_.rdma->queue_pairs_left() ? Error{} : no_room();
@@ -50,12 +65,13 @@ Error RdmaLane::hindrance() {
 void RdmaLane::make_room() { engine_.make_room_for_queue_pair(rdma_link_); }
 
 void RdmaLane::begin_locked() {
-  choose_remote_locked();
   counted_ = engine_.rdma->take_queue_pair();
+  // Says nothing about any rail of the peer.
   if (!counted_ && rdma_link_.established()) return leave_locked(true);
+  if (!counted_) return cut_locked(no_room());
+  choose_remote_locked();
   failed_ = true;
-  Error error = counted_ ? Error{} : no_room();
-  if (!error) error = RdmaQueue::make(rail_, engine_.config.rdma, false, &queue_);
+  Error error = RdmaQueue::make(rail_, engine_.config.rdma, false, &queue_);
   if (!error) {
     channel_ = std::make_shared<RdmaChannel>(queue_->descriptor(), [weak = weak_from_this()] {
       if (const auto self = std::static_pointer_cast<RdmaLane>(weak.lock())) self->on_completions();
@@ -252,6 +268,9 @@ bool RdmaLane::poll_locked() {
     if (probing_) {
       probing_ = false;
       failed_ = false;
+      tried_ = 0;
+      worked_ |= 1u << remote_;
+      hopeless_ &= ~(1u << remote_);
       // Nobody may have been there to hear that it is back.
       rdma_link_.remote_changed(remote_rail(), true);
       opened_locked();
@@ -272,16 +291,50 @@ bool RdmaLane::reachable() const {
          std::any_of(remotes_.begin(), remotes_.end(), [this](uint32_t j) { return rdma_link_.remote_up(j); });
 }
 
-// The first one of those that are up. After one that was tried in vain the next, whatever is known of it: the news that
-// it is back comes over lanes, of which there may be none.
+// Each is tried once before one is tried again: those that are up first, as far as is known, and of these last the ones
+// that never worked. Of equals the one that it is meant for.
 void RdmaLane::choose_remote_locked() {
   if (failed_) {
-    remote_ = (remote_ + 1) % remotes_.size();
-    return;
+    tried_ |= 1u << remote_;
+    hopeless_ |= (1u << remote_) & ~worked_;
   }
-  const auto up =
-      std::find_if(remotes_.begin(), remotes_.end(), [this](uint32_t j) { return rdma_link_.remote_up(j); });
-  remote_ = up == remotes_.end() ? 0 : static_cast<size_t>(up - remotes_.begin());
+  if (tried_ == (1u << remotes_.size()) - 1) tried_ = 0;
+  const auto rank = [&](size_t place) {
+    const uint32_t bit = 1u << place;
+    return std::tuple((tried_ & bit) != 0, !rdma_link_.remote_up(remotes_[place]), (hopeless_ & bit) != 0, place);
+  };
+  remote_ = 0;
+  for (size_t place = 1; place < remotes_.size(); ++place) {
+    if (rank(place) < rank(remote_)) remote_ = place;
+  }
+}
+
+// Told over the control connection, which is there also when no lane is.
+void RdmaLane::remote_changed(uint32_t rail, bool up) {
+  const auto found = std::find(remotes_.begin(), remotes_.end(), rail);
+  if (found == remotes_.end()) return;
+  const auto place = static_cast<size_t>(found - remotes_.begin());
+  bool dial = false;
+  with_lock([&] {
+    if (up) {
+      tried_ &= ~(1u << place);
+      hopeless_ &= ~(1u << place);
+    }
+    if (ready_.load() || (queue_ != nullptr && !up)) {
+      if (Error error = remote_changed_locked(rail, up)) cut_locked(std::move(error));
+      return;
+    }
+    if (!up || resting() || shut_) return;
+    // Otherwise it is being connected over another one, which may take until somebody gives up.
+    if (queue_ != nullptr) {
+      const bool better = place < remote_ || (worked_ & (1u << remote_)) == 0;
+      if (place == remote_ || !better || assisted_) return;
+      failed_ = false;
+      leave_locked(false);
+    }
+    dial = true;
+  });
+  if (dial) dial_now();
 }
 
 Error RdmaLane::remote_changed_locked(uint32_t rail, bool up) {
@@ -310,9 +363,10 @@ void RdmaLane::go_back(const std::weak_ptr<Lane> &weak, uint64_t lane_id) {
 
 Error RdmaLane::explain(const ibv_wc &completion) const {
   const Verbs &verbs = rail_->device->verbs;
-  Error error =
-      here(make_error(MP_PEER_LOST, std::string("a work request failed: ") + verbs.wc_status_str(completion.status) +
-                                        " (vendor code " + std::to_string(completion.vendor_err) + ")"));
+  // Before it was ready this says that no packets pass, not that the peer is gone.
+  Error error = here(make_error(probing_ ? MP_TRANSPORT_UNAVAILABLE : MP_PEER_LOST,
+                                std::string("a work request failed: ") + verbs.wc_status_str(completion.status) +
+                                    " (vendor code " + std::to_string(completion.vendor_err) + ")"));
   if (completion.status == IBV_WC_RETRY_EXC_ERR) {
     error.hint =
         "no acknowledgement came: check the peer, the cable, the switch, and that both ends route to each other";

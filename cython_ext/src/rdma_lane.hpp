@@ -28,6 +28,10 @@ class RdmaLane final : public Lane {
   bool reachable() const;
   // The port went up or down.
   void rail_changed();
+  // A port of the peer did.
+  void remote_changed(uint32_t rail, bool up);
+  // The error of a lane that is not ready, with its two rails.
+  Error not_ready();
 
  private:
   // One doorbell and one signalled completion for so many requests.
@@ -91,7 +95,8 @@ class RdmaLane final : public Lane {
   void completed_locked();
   void finish_locked(Frame frame);
   Error explain(const ibv_wc &completion) const;
-  Error here(Error error) const override;
+  Error here(Error error) const;
+  Error not_ready_locked() const override;
   uint32_t remote_rail() const { return remotes_[remote_]; }
   void choose_remote_locked();
   Error remote_changed_locked(uint32_t rail, bool up);
@@ -100,8 +105,10 @@ class RdmaLane final : public Lane {
   RdmaLink &rdma_link_;
   const std::shared_ptr<Rail> rail_;
   const std::vector<uint32_t> remotes_;
-  size_t remote_ = 0;        // the place in it of the one in use
-  bool failed_ = false;      // nothing came through it
+  size_t remote_ = 0;    // the place in it of the one in use
+  bool failed_ = false;  // nothing came through it
+  // Bits of places in remotes_: tried in vain since something was ready; never ready, and tried in vain; ready once.
+  uint32_t tried_ = 0, hopeless_ = 0, worked_ = 0;
   bool going_back_ = false;  // takes nothing new, to connect to the rail that it is meant for
   bool counted_ = false;     // among the engine's queue pairs
   std::unique_ptr<RdmaQueue> queue_;

@@ -35,7 +35,11 @@ void RdmaLink::open(const std::vector<rdma::RailChoices> &choices, const std::ve
     if (lanes.size() == kLanesMax) return;
     lanes.push_back(std::make_shared<RdmaLane>(*this, engine().next_io(), host.rail(one.local), one.remotes));
   };
-  for (size_t i = 0; i < remote.size(); ++i) remote_up_[i].store(remote[i].up != 0);
+  remote_ = remote;
+  for (size_t i = 0; i < remote.size(); ++i) {
+    remote_up_[i].store(remote[i].up != 0);
+    offered_up_[i].store(remote[i].up != 0);
+  }
   // Those that can be connected first. One on each rail, then the next ones, so that a few busy lanes are on different
   // rails.
   std::vector<rdma::RailChoices> up = choices;
@@ -141,12 +145,7 @@ void RdmaLink::settled() {
 
 // Some lane is not ready, and whoever connects has no more time for this path.
 void RdmaLink::out_of_time() {
-  Error cause = not_ready_in_time();
-  std::string rails;
-  for (size_t i = 0; i < std::min(first_lanes_, lanes().size()); ++i) {
-    rails += (rails.empty() ? "" : ", ") + static_cast<const RdmaLane &>(*lanes()[i]).rail().label();
-  }
-  cause.message = "rail " + rails + ": " + cause.message;
+  Error cause = lanes().empty() ? Error{} : static_cast<RdmaLane &>(*lanes().front()).not_ready();
   Connected connected;
   {
     std::lock_guard lock(state_mutex_);
@@ -215,6 +214,17 @@ void RdmaLink::elsewhere(Work work) {
 
 void RdmaLink::remote_changed(uint32_t rail, bool up) {
   if (rail < remote_up_.size()) remote_up_[rail].store(up, std::memory_order_relaxed);
+}
+
+void RdmaLink::offered(std::string_view offer) {
+  std::vector<rdma::RailOffer> remote;
+  if (!rdma::decode_offer(offer, &remote)) return;
+  for (uint32_t i = 0; i < std::min(remote.size(), remote_.size()); ++i) {
+    const bool up = remote[i].up != 0;
+    remote_up_[i].store(up);
+    if (offered_up_[i].exchange(up) == up) continue;
+    for (const auto &lane : lanes()) static_cast<RdmaLane &>(*lane).remote_changed(i, up);
+  }
 }
 
 void RdmaLink::rail_changed(const Rail &rail) {

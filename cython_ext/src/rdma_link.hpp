@@ -36,6 +36,7 @@ class RdmaLink final : public LaneLink {
   std::string shortcoming() const override;
   bool established() const override;
   int64_t opening_ns() const override;
+  void offered(std::string_view offer) override;
   void region_gone(uint64_t key) override;
   void rail_changed(const Rail &rail);
 
@@ -47,6 +48,8 @@ class RdmaLink final : public LaneLink {
   // Whether a rail of the peer is up, as far as is known.
   bool remote_up(uint32_t rail) const { return remote_up_[rail].load(std::memory_order_relaxed); }
   void remote_changed(uint32_t rail, bool up);
+  // Of a rail of the peer, for errors.
+  std::string remote_gid(uint32_t rail) const { return gid_text(remote_[rail].gid); }
   void remember(uint32_t rail, uint64_t key, rdma::Found found);
   // Descriptors that only another path can move.
   void elsewhere(Work work);
@@ -67,10 +70,12 @@ class RdmaLink final : public LaneLink {
   void out_of_time();
   void give_up(const Connected &connected, const Error &cause);
 
-  size_t rails_ = 1;        // that it has lanes on
-  size_t first_lanes_ = 1;  // that are connected before it counts as connected
-  int64_t opening_ns_ = 0;  // what each attempt of a lane may take until then
+  size_t rails_ = 1;                     // that it has lanes on
+  size_t first_lanes_ = 1;               // that are connected before it counts as connected
+  int64_t opening_ns_ = 0;               // what each attempt of a lane may take until then
+  std::vector<rdma::RailOffer> remote_;  // when it was opened
   std::array<std::atomic<bool>, rdma::kRailsMax> remote_up_{};
+  std::array<std::atomic<bool>, rdma::kRailsMax> offered_up_{};  // in the latest offer
   std::atomic<int64_t> used_at_{0};
   mutable std::mutex state_mutex_;
   Connected connected_;

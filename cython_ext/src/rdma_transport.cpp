@@ -39,10 +39,13 @@ class RdmaTransport final : public Transport {
   std::string unreachable(const Engine &engine, const Id128 &, std::string_view offer) const override {
     std::vector<rdma::RailOffer> theirs;
     if (!rdma::decode_offer(offer, &theirs)) return kUnreadable;
+    engine.rdma->look_at_those_down();
     if (!engine.rdma->any_up()) return "no port can be used: " + engine.rdma->why_not();
     if (!rdma::pair_rails(offers_of(*engine.rdma), theirs).empty()) return {};
     return "the peer has no active port of the same link layer";
   }
+
+  bool comes_back() const override { return true; }
 
   void connect(const std::shared_ptr<Peer> &peer, std::string_view offer, int64_t deadline_ns,
                Connected connected) override {

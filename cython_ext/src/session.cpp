@@ -34,11 +34,11 @@ void Session::start(Fd fd) {
     const auto self = weak.lock();
     return self == nullptr ? Error{} : self->on_message(type, body);
   };
-  hooks.lost = [weak](const Error &cause, bool) {
-    const auto self = weak.lock();
-    if (self == nullptr) return;
-    if (cause.code == MP_PROTOCOL) self->engine_.stats.protocol_errors.fetch_add(1);
-    self->engine_.drop_session(self);
+  hooks.malformed = [weak] {
+    if (const auto self = weak.lock()) self->engine_.stats.protocol_errors.fetch_add(1);
+  };
+  hooks.lost = [weak](const Error &, bool) {
+    if (const auto self = weak.lock()) self->engine_.drop_session(self);
   };
   std::shared_ptr<ControlConnection> control;
   {
@@ -47,14 +47,10 @@ void Session::start(Fd fd) {
     control = control_ = std::make_shared<ControlConnection>(io_, std::move(fd), std::move(hooks));
   }
   control->start();
-  std::string offer;
-  wire::Writer writer(&offer);
-  for (const auto &transport : engine_.transports) {
-    const auto &names = engine_.config.transports;
-    if (std::find(names.begin(), names.end(), transport->name()) == names.end()) continue;
-    wire::encode_offer(writer, {transport->name(), transport->offer(engine_)});
+  {
+    std::lock_guard lock(mutex_);
+    send_offer_locked();
   }
-  control->send(wire::kOffer, offer);
   std::string body;
   wire::Writer regions(&body);
   for (const auto &region : engine_.regions.all()) {
@@ -68,11 +64,24 @@ void Session::start(Fd fd) {
   control->send(wire::kSync, {});
 }
 
-void Session::add_lane(uint64_t lane_id, std::shared_ptr<ServerLane> lane) {
+// Made and sent under the lock, so that the latest one is that of the latest state.
+void Session::send_offer_locked() {
+  if (control_ == nullptr) return;
+  std::string offer;
+  wire::Writer writer(&offer);
+  for (const auto &transport : engine_.transports) {
+    const auto &names = engine_.config.transports;
+    if (std::find(names.begin(), names.end(), transport->name()) == names.end()) continue;
+    wire::encode_offer(writer, {transport->name(), transport->offer(engine_)});
+  }
+  control_->send(wire::kOffer, offer);
+}
+
+bool Session::add_lane(uint64_t lane_id, std::shared_ptr<ServerLane> lane) {
   std::shared_ptr<ServerLane> replaced, oldest;
   {
     std::lock_guard lock(mutex_);
-    if (closed_ || fenced_.count(lane_id) != 0) return;
+    if (closed_ || fenced_.count(lane_id) != 0) return false;
     // Lanes that ended by themselves make room here, so the map follows the sockets.
     std::erase_if(lanes_, [](const auto &entry) { return entry.second->closed(); });
     replaced = std::exchange(lanes_[lane_id], lane);
@@ -85,6 +94,7 @@ void Session::add_lane(uint64_t lane_id, std::shared_ptr<ServerLane> lane) {
   if (replaced != nullptr) replaced->close();
   if (oldest != nullptr) oldest->close();
   lane->start();
+  return true;
 }
 
 void Session::announce(const Region &region) {
@@ -176,6 +186,9 @@ bool Session::arrived_locked(const wire::Mark &mark) const {
 
 void Session::rail_changed(uint32_t rail, bool up) {
   for (const auto &entry : all_lanes()) entry.second->rail_changed(rail, up);
+  // A client without a lane hears of it too.
+  std::lock_guard lock(mutex_);
+  send_offer_locked();
 }
 
 void Session::deliver() {

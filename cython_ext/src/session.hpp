@@ -24,7 +24,8 @@ class Session : public std::enable_shared_from_this<Session> {
 
   // The connection is usable from here on: announces offers and regions.
   void start(Fd fd);
-  void add_lane(uint64_t lane_id, std::shared_ptr<ServerLane> lane);
+  // False when the session has ended, or the lane was fenced before it came.
+  bool add_lane(uint64_t lane_id, std::shared_ptr<ServerLane> lane);
   void announce(const Region &region);
   void withdraw(const Region &region);
   // Nothing of `region` is read or written by this session's lanes when it returns.
@@ -45,6 +46,7 @@ class Session : public std::enable_shared_from_this<Session> {
   const std::string client_name;
 
  private:
+  void send_offer_locked();
   Error on_message(wire::Message type, std::string_view body);
   Error on_notify(std::string_view body);
   bool arrived_locked(const wire::Mark &mark) const;

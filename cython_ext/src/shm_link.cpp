@@ -186,7 +186,7 @@ void ShmLink::request(const std::shared_ptr<Transfer> &transfer) {
 }
 
 void ShmLink::turned_away(const std::shared_ptr<Transfer> &transfer) {
-  go_elsewhere({whole(transfer)}, make_error(MP_PEER_LOST, "the connection to the peer ended"));
+  go_elsewhere({whole(transfer)}, connection_ended(label_, path()));
 }
 
 // Copied, but perhaps not to or from where it should have been. The copy is over, so it may be done again.

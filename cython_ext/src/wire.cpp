@@ -47,7 +47,7 @@ bool decode_notify(std::string_view body, Notify *notify) {
   if (!reader.get(&notify->id) || !reader.get(&count) || count > kNotifyMarksMax) return false;
   notify->marks.resize(count);
   for (Mark &mark : notify->marks) {
-    if (!reader.get(&mark)) return false;
+    if (!reader.get(&mark) || mark.reserved != 0) return false;
   }
   return reader.get_bytes(&notify->payload, kNotifyBytesMax) && reader.done();
 }

@@ -5,6 +5,8 @@
 
 #include <sys/socket.h>
 
+#include <cerrno>
+
 #include "support_raw.hpp"
 
 namespace moonpool {
@@ -23,6 +25,12 @@ class ControlTest : public ::testing::Test {
       std::lock_guard lock(mutex_);
       messages_.push_back({static_cast<uint16_t>(type), std::string(body)});
       return answer_ ? answer_() : Error{};
+    };
+    hooks.malformed = [this] {
+      std::lock_guard lock(mutex_);
+      ++malformed_;
+      uint8_t byte = 0;
+      open_when_malformed_ = recv(other(), &byte, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN;
     };
     hooks.lost = [this](const Error &cause, bool peer_closed) {
       std::lock_guard lock(mutex_);
@@ -55,7 +63,8 @@ class ControlTest : public ::testing::Test {
   std::function<Error()> answer_;
   std::mutex mutex_;
   std::vector<ControlMessage> messages_;
-  int lost_ = 0;
+  int lost_ = 0, malformed_ = 0;
+  bool open_when_malformed_ = false;
   Error cause_;
   bool peer_closed_ = false;
 };
@@ -91,6 +100,7 @@ TEST_F(ControlTest, TheLargestMessageIsTakenAndALargerOneEndsTheConnection) {
   EXPECT_EQ(cause_.code, MP_PROTOCOL);
   EXPECT_FALSE(peer_closed_);
   EXPECT_TRUE(ends(other()));
+  EXPECT_EQ(malformed_, 1);
 }
 
 TEST_F(ControlTest, AMessageThatIsRefusedEndsTheConnection) {
@@ -101,6 +111,8 @@ TEST_F(ControlTest, AMessageThatIsRefusedEndsTheConnection) {
   EXPECT_EQ(cause_.message, "malformed");
   EXPECT_EQ(received(), 1u);
   EXPECT_TRUE(ends(other()));
+  EXPECT_EQ(malformed_, 1);
+  EXPECT_TRUE(open_when_malformed_) << "who sees the end finds it counted";
 }
 
 TEST_F(ControlTest, KnowsWhenTheOtherSideHasClosed) {

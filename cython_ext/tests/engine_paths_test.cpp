@@ -127,6 +127,14 @@ TEST_P(EnginePathsBreaking, EveryTransferGoesOn) {
   EXPECT_EQ(cuts, 25);
 }
 
+// Whoever tries again is right to, and is told with whom and how it was tried.
+void expect_lost(const mp_error &error) {
+  EXPECT_EQ(error.code, MP_PEER_LOST) << error.message;
+  EXPECT_EQ(error.retryable, 1);
+  EXPECT_STREQ(error.path, "shm") << error.message;
+  EXPECT_NE(std::string(error.peer).find("127.0.0.1"), std::string::npos) << error.peer;
+}
+
 TEST(EnginePathsAlone, WithoutAnotherTheTransferFailsAndTheNextOneIsServed) {
   Bytes memory = random_data(kBytes, 1);
   const auto only = [](mp_config &config) { config.transports = "shm"; };
@@ -135,19 +143,41 @@ TEST(EnginePathsAlone, WithoutAnotherTheTransferFailsAndTheNextOneIsServed) {
   const PeerHandle peer = source.connect(target);
   const mp_remote_region remote = look_up(peer, "kv");
   ASSERT_EQ(transfer(peer, MP_READ, local, remote, {{0, 0, kBytes}}), MP_COMPLETED);
-  for (const int fd : served_unix_sockets()) shutdown(fd, SHUT_RDWR);
-  ASSERT_TRUE(eventually([&] { return source.stat({"paths_failed"}) == 1; }));
-  EXPECT_TRUE(eventually([&] {
-    mp_error error;
-    const TransferHandle moving = submit(peer, MP_READ, local, remote, {{0, 0, kBytes}}, {}, &error);
-    if (moving == nullptr) return false;
-    const mp_transfer_state state = finish(moving);
-    if (state == MP_COMPLETED) return true;
-    EXPECT_EQ(state, MP_FAILED);
-    const mp_error cause = error_of(moving);
-    EXPECT_TRUE(cause.code == MP_TRANSPORT_UNAVAILABLE || cause.code == MP_PEER_LOST) << cause.message;
-    return false;
-  }));
+  // As when the peer restarts: its path ends before its control connection does.
+  int refused = 0;
+  for (int64_t cuts = 1; refused == 0; ++cuts) {
+    ASSERT_LT(cuts, 100);
+    for (const int fd : served_unix_sockets()) shutdown(fd, SHUT_RDWR);
+    ASSERT_TRUE(eventually([&] { return source.stat({"paths_failed"}) == cuts; }));
+    EXPECT_TRUE(eventually([&] {
+      mp_error error;
+      const TransferHandle moving = submit(peer, MP_READ, local, remote, {{0, 0, kBytes}}, {}, &error);
+      if (moving == nullptr) return false;
+      const mp_transfer_state state = finish(moving);
+      if (state == MP_COMPLETED) return true;
+      EXPECT_EQ(state, MP_FAILED);
+      expect_lost(error_of(moving));
+      ++refused;
+      return false;
+    }));
+  }
+}
+
+TEST(EnginePathsAlone, APeerThatIsGoneWhenItsPathIsConnectedIsLost) {
+  shm::HostIdentity gone = shm::HostIdentity::of_this_process();
+  gone.socket = "moonpool-nobody-listens-here";
+  const RawServer target(4096, {{"shm", shm::encode_identity(gone)}});
+  for (const char *require : {"", "shm"}) {
+    TestEngine source([&](mp_config &config) {
+      config.transports = *require == '\0' ? "shm" : "shm,tcp";
+      config.require = *require == '\0' ? nullptr : require;
+    });
+    mp_peer *peer = nullptr;
+    mp_error error{};
+    mp_peer_connect(source.get(), target.address().c_str(), 0, nullptr, nullptr, &peer, &error);
+    ASSERT_EQ(peer, nullptr);
+    expect_lost(error);
+  }
 }
 
 }  // namespace

@@ -127,7 +127,8 @@ bool answer(int lane, const Request &request, uint8_t fill) {
   return send_struct(lane, header) && send_all(lane, payload.data(), payload.size());
 }
 
-RawServer::RawServer(uint64_t region_bytes) : region_bytes_(region_bytes), listener_(listen_on_loopback(&port_)) {
+RawServer::RawServer(uint64_t region_bytes, std::vector<wire::Offer> offers)
+    : region_bytes_(region_bytes), offers_(std::move(offers)), listener_(listen_on_loopback(&port_)) {
   thread_ = std::thread([this] { serve(); });
 }
 
@@ -176,7 +177,7 @@ bool RawServer::greet(Fd fd) {
   if (hello.kind == wire::kControl) {
     std::string offer, regions;
     wire::Writer offer_writer(&offer), regions_writer(&regions);
-    wire::encode_offer(offer_writer, {"tcp", ""});
+    for (const wire::Offer &one : offers_) wire::encode_offer(offer_writer, one);
     wire::encode_region(regions_writer, {kKey, region_bytes_, 1, MP_REGION_WRITABLE, "kv"});
     if (!send_message(fd.get(), wire::kOffer, offer) || !send_message(fd.get(), wire::kRegions, regions) ||
         !send_message(fd.get(), wire::kSync, {})) {

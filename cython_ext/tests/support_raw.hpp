@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "support.hpp"
 #include "wire.hpp"
@@ -87,7 +88,7 @@ bool answer(int lane, const Request &request, uint8_t fill = 0);
 // accepted by a thread of its own; the test reads and answers them, or does not.
 class RawServer {
  public:
-  explicit RawServer(uint64_t region_bytes);
+  explicit RawServer(uint64_t region_bytes, std::vector<wire::Offer> offers = {{"tcp", ""}});
   ~RawServer();
 
   std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
@@ -113,6 +114,7 @@ class RawServer {
   int nth(const std::vector<Connection> &list, size_t n);
 
   const uint64_t region_bytes_;
+  const std::vector<wire::Offer> offers_;
   const Id128 incarnation_ = random_id();
   uint16_t port_ = 0;
   Fd listener_;

@@ -72,6 +72,10 @@ TEST(Wire, NotificationsComeBackAsTheyWereSent) {
     EXPECT_FALSE(decode_notify({cut.data(), cut.size()}, &got)) << n << " bytes";
   }
   EXPECT_FALSE(decode_notify(body + "?", &got));
+  // What is reserved is 0.
+  body.clear();
+  encode_notify(writer, {7, {{1, 2, 0}, {3, 4, 1}}, "payload"});
+  EXPECT_FALSE(decode_notify(body, &got));
 }
 
 TEST(Wire, RandomBytesAreNeverReadPastTheirEnd) {

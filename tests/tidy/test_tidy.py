@@ -104,6 +104,24 @@ def test_the_core_knows_neither_python_nor_the_benchmark() -> None:
             assert not [name for name in included if name.startswith("limits")], path
 
 
+def test_every_call_with_a_handle_is_tried_in_a_forked_child() -> None:
+    # These read what never changes.
+    constant = {
+        "mp_engine_address",
+        "mp_engine_incarnation",
+        "mp_plan_count",
+        "mp_region_get_info",
+        "mp_transfer_count",
+    }
+    native = ROOT / "cython_ext"
+    tried = (native / "tests" / "engine_fork_test.cpp").read_text(encoding="utf-8")
+    for header in ("engine.h", "testing.h"):
+        text = (native / "include" / "moonpool" / header).read_text(encoding="utf-8")
+        for name, arguments in re.findall(r"^MP_API [^;(]*?(\w+)\(([^;]*)\);", text, re.MULTILINE):
+            if re.search(r"\bmp_(engine|region|peer|plan|transfer) \*\w", arguments) and name not in constant:
+                assert f"{name}(" in tried, f"{name}: what does it do in a forked child?"
+
+
 def test_every_source_names_its_licence() -> None:
     missing = [
         str(path.relative_to(ROOT))

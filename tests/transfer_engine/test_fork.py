@@ -113,6 +113,7 @@ def test_every_call_in_a_forked_child_says_so() -> None:
             lambda: list(peer.regions), lambda: len(peer.regions), lambda: peer.regions["kv"],
             lambda: "kv" in peer.regions, lambda: peer.regions.wait("kv", 1.0), peer.ensure,
             lambda: client.post(plan), lambda: client.write(peer, local, remote),
+            lambda: server.fence(client.incarnation),
         )
         for index, call in enumerate(calls):
             try:

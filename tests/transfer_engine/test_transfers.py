@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -154,6 +157,23 @@ def test_a_failed_transfer_raises_each_time(pair: Pair) -> None:
         with pytest.raises(RegionReleasedError):
             transfer.wait()
     assert isinstance(transfer.error, RegionReleasedError)
+
+
+def test_a_failed_transfer_keeps_nothing_alive(pair: Pair) -> None:
+    """Its exception, with a traceback through `wait`, is no cycle: the buffers go when the last reference goes."""
+    region = pair.client.allocate(64)
+    transfer = pair.client.write(pair.peer, region, pair.remote, deadline=1e-9)
+    alive = weakref.ref(region)
+    gc.disable()
+    try:
+        with contextlib.suppress(DeadlineError):
+            transfer.wait()
+        assert transfer.cancel() is TransferState.EXPIRED
+        region.release()
+        del region, transfer
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 def test_a_transfer_cannot_be_made_directly() -> None:

@@ -69,7 +69,7 @@ typedef struct mp_error {
   int32_t sys_errno; /* 0 or errno */
   int64_t item;      /* first item concerned, or -1 */
   int32_t retryable; /* 1 when the same call may succeed later */
-  char path[16];     /* "tcp", "shm", "local", or "" */
+  char path[16];     /* "local", "shm", "rdma", "tcp", or "" */
   char peer[128];    /* "name (host:port)" or "" */
   char message[512]; /* what was attempted and what happened */
   char cause[256];   /* the first cause, or "" */

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Work that is under way when somebody ends it: nothing lands in memory that was given back.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "support_rdma.hpp"
 
 namespace moonpool {
@@ -179,6 +182,28 @@ TEST_P(EngineRdmaEndOf, AFenceAtTheTargetGivesItsMemoryBack) {
     return again != nullptr && finish(again) == MP_COMPLETED;
   }));
   EXPECT_TRUE(same({{0, 0, 4096}}));
+}
+
+// The devices of a forked child are those of its parent: one queue pair destroyed there is destroyed here.
+TEST_F(EngineRdmaEnd, AForkedChildTouchesNoQueuePair) {
+  uint8_t incarnation[16];
+  mp_engine_incarnation(source_->get(), incarnation);
+  expect_moved(MP_WRITE, {{0, 0, 4096}});
+  const standin::Alive before = standin::alive();
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    const bool forked = mp_engine_fence(target_->get(), incarnation, nullptr, nullptr) == MP_FORKED &&
+                        mp_region_release(remote_region_.get(), nullptr) == MP_FORKED &&
+                        mp_peer_close(peer_.get(), nullptr) == MP_FORKED;
+    mp_engine_close(target_->get(), nullptr);
+    mp_engine_free(source_->get());
+    _exit(forked && standin::alive() == before ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  expect_moved(MP_WRITE, {{0, 0, 4096}});
 }
 
 TEST_F(EngineRdmaEnd, AFenceInTheMiddleOfWrites) {
