@@ -16,25 +16,29 @@ import numpy.typing as npt
 
 from moonpool.errors import MoonpoolError
 from moonpool.proto import pool_pb2 as pb
+from moonpool.store_client.errors import ClientClosedError, NodeUnreachableError
 from moonpool.store_client.moves import Move, Moved, Place
 from moonpool.store_client.packing import HEADER_BYTES, Int64s, Records
 from moonpool.store_client.rpc import MasterLink
 from moonpool.store_client.segments import SegmentTable
 from moonpool.store_client.session import Session
 from moonpool.store_client.staging import StagingArea
+from moonpool.store_client.values import Registered
 from moonpool.transfer_engine import EngineSettings, TransferEngine
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from moonpool.store_client.settings import StoreClientSettings
-    from moonpool.store_client.values import Piece
+    from moonpool.store_client.values import Memory, Piece
 
 __all__ = ["Core", "Job"]
 
 _log = logging.getLogger("moonpool.store_client")
 # For what the master is told in passing.
 _ASIDE_SECONDS: Final = 1.0
+SESSION_UNKNOWN: Final = "SESSION_UNKNOWN"
+_SESSION_LOOK: Final = 0.02
 # Until a node that was cut off for being slow is known to write no more; the caller waits for its own memory.
 _SETTLE_OWN: Final = 5.0
 _SETTLE_STAGED: Final = 0.05
@@ -83,6 +87,10 @@ class Core:
         for name, amount in amounts.items():
             if amount:
                 self.counters[name] += amount
+
+    def piece_bytes(self, memory: Memory) -> int:
+        """Return how many bytes of a batch are moved at once: half of the staging area, so that two calls fit."""
+        return self.settings.batch_bytes if isinstance(memory, Registered) else max(1, self.staging.nbytes // 2)
 
     # ---------------------------------------------------------------- moving
 
@@ -142,13 +150,34 @@ class Core:
                 # It goes with the engine. Whoever owns the buffer has been told by the error of the chunk.
                 _log.warning("memory of a chunk stays registered: %s", error)
 
-    # ---------------------------------------------------------------- telling the master
+    # ---------------------------------------------------------------- talking to the master
+
+    def call(self, method: str, request: Any, deadline: float) -> Any:
+        """Call the master; one that does not know this session yet is given the time to hear of it.
+
+        Raises:
+            MoonpoolError: as `MasterLink.call`.
+        """
+        while True:
+            try:
+                return self.link.call(method, request, deadline)
+            except MoonpoolError as error:
+                if error.code != SESSION_UNKNOWN or time.monotonic() >= deadline:
+                    raise
+            self.closed.wait(_SESSION_LOOK)
+
+    def report(self, segment: int, error: MoonpoolError) -> None:
+        """Tell the master of a fault of a segment in passing."""
+        request = pb.ReportFailureRequest(session=self.session.id, segment=segment, cause=str(error)[:500])
+        self.aside("ReportFailure", request)
 
     def failed(self, segment: int, error: MoonpoolError | None) -> None:
         """Avoid a segment, and tell the master of it in passing."""
+        if self.closed.is_set():
+            raise ClientClosedError("the client is closed")
+        error = error if error is not None else NodeUnreachableError(f"segment {segment} was not reached in time")
         self.segments.failed(segment, error)
-        request = pb.ReportFailureRequest(session=self.session.id, segment=segment, cause=str(error)[:500])
-        self.aside("ReportFailure", request)
+        self.report(segment, error)
 
     def aside(self, method: str, request: Any) -> None:
         """Make a call whose outcome nobody waits for. When too many wait already, it is left out."""
@@ -175,11 +204,11 @@ class Core:
             return
         self.closed.set()
         self.staging.close()
+        self.link.refuse()
         self._aside.shutdown(cancel_futures=True)
         self.session.close()
         self.link.close()
         self.segments.close()
-        del self.staging.bytes
         if not self._own_engine:
             try:
                 self.staging.region.release()

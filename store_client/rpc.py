@@ -109,6 +109,10 @@ class MasterLink:
         self.restarts_seen += 1
         _log.warning("master %s: %s answers now, before it was %s", self.address, identity, before)
 
+    def refuse(self) -> None:
+        """Refuse further calls."""
+        self._closed.set()
+
     def close(self) -> None:
         """Refuse further calls, and end those that run."""
         self._closed.set()

@@ -110,6 +110,12 @@ class SegmentTable:
             self._avoided = {segment: until for segment, until in self._avoided.items() if until > now}
             return sorted(self._avoided)
 
+    def forgive(self, segments: list[int]) -> None:
+        """Avoid these no longer."""
+        with self._lock:
+            for segment in segments:
+                self._avoided.pop(segment, None)
+
     def close(self) -> None:
         """Forget everything. The connections end with the engine, or here when it goes on."""
         with self._lock:

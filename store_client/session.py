@@ -37,8 +37,8 @@ class Session:
         name: for people.
         host_id: what tells hosts apart.
         incarnation: of the transfer engine, 32 hexadecimal digits.
-        on_welcome: called on the session's thread after each Welcome, with whether the session is new to this master
-            (another boot id). An exception ends the stream and is tried again.
+        on_welcome: called on the session's thread after each Welcome. An exception ends the stream, which is opened
+            again.
         on_fence: called on the session's thread; returns when the incarnation, given in hexadecimal, is cut off.
     """
 
@@ -50,7 +50,7 @@ class Session:
         host_id: str,
         incarnation: str,
         *,
-        on_welcome: Callable[[bool], None] | None = None,
+        on_welcome: Callable[[Session], None] | None = None,
         on_fence: Callable[[str], None] | None = None,
     ) -> None:
         self.id = os.urandom(16)
@@ -66,7 +66,6 @@ class Session:
         self._interval = _INTERVAL_FIRST
         self._timeout = 10.0
         self._heard = time.monotonic()
-        self._boot_id = b""
         self._call: Any = None
         self._welcome = threading.Event()
         self._closing = threading.Event()
@@ -181,10 +180,8 @@ class Session:
         if kind == "welcome":
             self._interval = max(0.01, reply.welcome.interval_ms / 1000)
             self._timeout = max(3 * self._interval, reply.welcome.session_timeout_ms / 1000)
-            anew = reply.header.boot_id != self._boot_id
-            self._boot_id = reply.header.boot_id
             if self._on_welcome is not None:
-                self._on_welcome(anew)
+                self._on_welcome(self)
             self.opened += 1
             self._welcome.set()
         elif kind == "fence" and self._on_fence is not None:

@@ -70,6 +70,10 @@ class Memory:
         """Find room for these chunks."""
         raise NotImplementedError
 
+    def value(self, item: int) -> memoryview:
+        """Return the bytes of one value."""
+        raise NotImplementedError
+
     def load(self, staging: StagingArea, piece: Piece) -> None:
         """Bring the values to the place of the piece, if they are not there."""
 
@@ -89,6 +93,10 @@ class Registered(Memory):
     def cost(self, lengths: Int64s) -> Int64s:
         return lengths
 
+    def value(self, item: int) -> memoryview:
+        start = int(self.offsets[item])
+        return memoryview(self.region).cast("B")[start : start + int(self.lengths[item])]
+
     def place(self, staging: StagingArea, items: npt.NDArray[np.intp], lengths: Int64s, deadline: float) -> Piece:
         slice_ = staging.take(len(items) * HEADER_BYTES, deadline)
         headers = slice_.offset + HEADER_BYTES * np.arange(len(items), dtype=np.int64)
@@ -100,8 +108,9 @@ class Registered(Memory):
 class Buffers(Memory):
     """A buffer for each chunk. None: its bytes are made when they have come, see `taken`."""
 
-    def __init__(self, engine: TransferEngine, views: list[memoryview | None]) -> None:
+    def __init__(self, engine: TransferEngine, views: list[memoryview | None], *, makes: bool = False) -> None:
         super().__init__(len(views))
+        self.makes = makes
         self._engine = engine
         self.views = views
         self.lengths = np.fromiter((-1 if view is None else view.nbytes for view in views), np.int64, len(views))
@@ -109,6 +118,9 @@ class Buffers(Memory):
 
     def cost(self, lengths: Int64s) -> Int64s:
         return _stride(lengths)
+
+    def value(self, item: int) -> memoryview:
+        return self.views[item] or _EMPTY
 
     def place(self, staging: StagingArea, items: npt.NDArray[np.intp], lengths: Int64s, deadline: float) -> Piece:
         strides = _stride(lengths)
@@ -177,7 +189,7 @@ def values_of(engine: TransferEngine, values: Any, count: int) -> Memory:
 def destinations_of(engine: TransferEngine, destinations: Any, count: int) -> Memory:
     """Return the destinations of a get; None: bytes are made."""
     if destinations is None:
-        return Buffers(engine, [None] * count)
+        return Buffers(engine, [None] * count, makes=True)
     return _memory_of(engine, destinations, count, writable=True, what="destinations")
 
 
