@@ -10,25 +10,22 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
-from moonpool.address import Address, parse_address
 from moonpool.errors import MoonpoolError
-from moonpool.node.selftest import self_test
+from moonpool.node.lending import Lending
 from moonpool.node.settings import NodeSettings
-from moonpool.proto import pool_pb2 as pb
-from moonpool.store_client.rpc import MasterLink
-from moonpool.store_client.session import Session
-from moonpool.transfer_engine import EngineSettings, TransferEngine
+from moonpool.proto.errors import MasterUnavailableError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from moonpool.transfer_engine import TransferEngine
+
 __all__ = ["StoreNode"]
 
 _log = logging.getLogger("moonpool.node")
-REGION: Final = "pool"
-_HUGE_PAGES: Final = {"auto": None, "required": True, "never": False}
-_MOUNT_SECONDS: Final = 5.0
-_UNMOUNT_SECONDS: Final = 1.0
+# Between two attempts to lend memory again after the master gave up the segment.
+_AGAIN_FIRST: Final = 0.1
+_AGAIN_LAST: Final = 5.0
 
 
 class StoreNode:
@@ -36,6 +33,7 @@ class StoreNode:
 
     Clients read and write the memory one-sidedly; the node itself takes no part in that. It holds its session with
     the master on a thread of its own, mounts its segment again after either was away, and fences clients on request.
+    When the master gave up the segment meanwhile, the node lends new memory under a new incarnation.
 
     Args:
         settings: every setting at once. Excludes `options`.
@@ -46,6 +44,7 @@ class StoreNode:
         OutOfMemoryError: there is no such memory.
         ListenError: the address cannot be listened on.
         SelfTestError: what was written into the memory did not come back.
+        AuthenticationError: node and master do not have the same secret.
         MasterUnavailableError: the master did not take the segment within `startup_timeout`.
 
     A context manager. It is closed at the end of the interpreter, if not before. Thread-safe.
@@ -53,31 +52,11 @@ class StoreNode:
 
     def __init__(self, *, settings: NodeSettings | None = None, **options: Any) -> None:
         self.settings = settings = settings if settings is not None else NodeSettings.load(options)
-        host = socket.gethostname()
-        self.name = settings.name or host
-        self._mounted = threading.Event()
-        self._parts = parts = _Parts()
-        self._finalizer = weakref.finalize(self, parts.close)
+        self.name = settings.name or socket.gethostname()
+        self._keeper = keeper = _Keeper(settings, self.name)
+        self._finalizer = weakref.finalize(self, keeper.close)
         try:
-            engine_settings = _engine_settings(self.name, settings)
-            parts.engine = engine = TransferEngine(settings=engine_settings)
-            region = engine.allocate(settings.dram, name=REGION, huge_pages=_HUGE_PAGES[settings.huge_pages])
-            self.address = _advertised(settings, engine.address or "")
-            if settings.self_test:
-                paths = self_test(engine_settings, self.address, region)
-                _log.info("self-test of %d bytes over %s passed", region.nbytes, ", ".join(paths))
-            parts.link = MasterLink(settings.master, settings.secret)
-            mount = _Mount(parts, engine, self.address, region.nbytes, self._mounted)
-            parts.session = Session(
-                parts.link,
-                pb.NODE,
-                self.name,
-                settings.host_id or host,
-                engine.incarnation,
-                on_welcome=mount,
-                on_fence=lambda incarnation: _fence(engine, incarnation),
-            )
-            parts.session.wait(settings.startup_timeout)
+            keeper.start()
         except BaseException:
             self.close()
             raise
@@ -85,19 +64,22 @@ class StoreNode:
     @property
     def segment(self) -> int:
         """The number that the master gave to the memory."""
-        return self._parts.segment
+        return self._keeper.lending.segment
+
+    @property
+    def address(self) -> str:
+        """Where clients reach it."""
+        return self._keeper.lending.address
 
     @property
     def mounted(self) -> bool:
         """Whether the master knows of the memory now, as far as is known here."""
-        session = self._parts.session
-        return self._mounted.is_set() and session is not None and session.alive
+        return self._keeper.lending.mounted
 
     @property
     def engine(self) -> TransferEngine:
         """The engine that owns the memory."""
-        assert self._parts.engine is not None
-        return self._parts.engine
+        return self._keeper.lending.engine
 
     def close(self) -> None:
         """Take the memory back from the pool: unmount, goodbye, end. Calling it again does nothing."""
@@ -113,84 +95,57 @@ class StoreNode:
         return f"<StoreNode {self.name!r} segment {self.segment} at {self.address}>"
 
 
-class _Parts:
-    # What must be ended. Not the StoreNode, so that that one can be collected.
-    def __init__(self) -> None:
-        self.engine: TransferEngine | None = None
-        self.link: MasterLink | None = None
-        self.session: Session | None = None
-        self.segment = 0
+class _Keeper:
+    """Lends, and lends anew when the master has given up what was lent. Not the StoreNode, which may be collected."""
+
+    lending: Lending
+
+    def __init__(self, settings: NodeSettings, name: str) -> None:
+        self._settings = settings
+        self._name = name
+        self._lost = threading.Event()
+        self._closing = threading.Event()
+        self._open: Lending | None = None
+        self._thread = threading.Thread(target=self._run, name=f"moonpool-node-{name}", daemon=True)
+
+    def start(self) -> None:
+        self._lend(self._settings.startup_timeout)
+        self._thread.start()
 
     def close(self) -> None:
-        if self.session is not None and self.link is not None:
-            if self.segment and self.session.alive:
-                request = pb.UnmountSegmentRequest(session=self.session.id, segment=self.segment)
-                try:
-                    self.link.call("UnmountSegment", request, time.monotonic() + _UNMOUNT_SECONDS)
-                except MoonpoolError as error:
-                    # The session ends next, and the segment with it.
-                    _log.info("unmount: %s", error)
-            self.session.close()
-        if self.link is not None:
-            self.link.close()
-        if self.engine is not None:
-            self.engine.close()
+        self._closing.set()
+        self._lost.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._end()
 
+    def _run(self) -> None:
+        delay = _AGAIN_FIRST
+        while True:
+            self._lost.wait()
+            if self._closing.is_set():
+                return
+            _log.warning("the master has given up segment %d: its memory is lent anew", self.lending.segment)
+            self._end()
+            self._lost.clear()
+            try:
+                self._lend(self._settings.startup_timeout)
+                delay = _AGAIN_FIRST
+            except MoonpoolError as error:
+                _log.warning("memory could not be lent again: %s", error)
+                self._lost.set()
+                self._closing.wait(delay)
+                delay = min(2 * delay, _AGAIN_LAST)
 
-class _Mount:
-    """Called on the session's thread after each Welcome: tells the master of the segment, with the number it had."""
+    def _lend(self, timeout: float) -> None:
+        lending = Lending(self._settings, self._name, self._lost)
+        self._open = self.lending = lending
+        deadline = time.monotonic() + timeout
+        lending.session.wait(timeout)
+        if not lending.mounted_event.wait(max(0.0, deadline - time.monotonic())):
+            raise MasterUnavailableError("the master did not take the segment in time", retryable=True)
 
-    def __init__(
-        self, parts: _Parts, engine: TransferEngine, address: str, capacity: int, mounted: threading.Event
-    ) -> None:
-        self._parts = parts
-        self._request = pb.MountSegmentRequest(
-            address=address,
-            region=REGION,
-            incarnation=bytes.fromhex(engine.incarnation),
-            capacity_bytes=capacity,
-        )
-        self._mounted = mounted
-
-    def __call__(self, session: Session) -> None:
-        link = self._parts.link
-        assert link is not None
-        self._request.session = session.id
-        self._request.segment = self._parts.segment
-        reply = link.call("MountSegment", self._request, time.monotonic() + _MOUNT_SECONDS)
-        if self._parts.segment not in (0, reply.segment):
-            _log.warning("segment %d is segment %d now: the master knew it no more", self._parts.segment, reply.segment)
-        self._parts.segment = reply.segment
-        self._mounted.set()
-
-
-def _fence(engine: TransferEngine, incarnation: str) -> None:
-    connections = engine.fence(incarnation)
-    _log.info("incarnation %s is fenced: %d connections", incarnation, connections)
-
-
-def _engine_settings(name: str, settings: NodeSettings) -> EngineSettings:
-    return EngineSettings.load(
-        {
-            "name": name,
-            "listen": settings.listen,
-            "secret": settings.secret,
-            "insecure": settings.insecure,
-            "transports": settings.transports,
-        }
-    )
-
-
-def _advertised(settings: NodeSettings, listening: str) -> str:
-    if settings.advertise is not None:
-        advertised = parse_address(settings.advertise)
-        return str(advertised if advertised.port else Address(advertised.host, parse_address(listening).port))
-    own = parse_address(listening)
-    if own.host not in ("0.0.0.0", "::"):
-        return listening
-    master = parse_address(settings.master)
-    # Nothing is sent: connecting a datagram socket only looks up the way.
-    family, kind, protocol, _, target = socket.getaddrinfo(master.host, master.port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(target)
-        return str(Address(probe.getsockname()[0], own.port))
+    def _end(self) -> None:
+        lending, self._open = self._open, None
+        if lending is not None:
+            lending.close()

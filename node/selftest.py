@@ -52,7 +52,9 @@ def _over(settings: EngineSettings, transports: str, address: str, region: Regio
                 raise SelfTestError(f"the segment has {region.nbytes} bytes, and clients see {remote.nbytes}")
             sizes = [size for size in SIZES if size <= region.nbytes]
             out, back = engine.allocate(max(sizes)), engine.allocate(max(sizes))
-            np.frombuffer(out, dtype=np.uint8)[:] = np.random.default_rng(_SEED).integers(1, 256, max(sizes))
+            np.frombuffer(memoryview(out), dtype=np.uint8)[:] = np.random.default_rng(_SEED).integers(
+                1, 256, max(sizes)
+            )
             for size in sizes:
                 for at in sorted({0, (region.nbytes - size) // 2 | 1 if size < region.nbytes - 1 else 0,
                                   region.nbytes - size}):  # fmt: skip
@@ -73,7 +75,7 @@ def _over(settings: EngineSettings, transports: str, address: str, region: Regio
 
 def _compare(path: str, out: Region, back: Region, region: Region, at: int, size: int) -> None:
     wanted = digest_batch(out, 0, size)
-    memory = np.frombuffer(region, dtype=np.uint8)
+    memory = np.frombuffer(memoryview(region), dtype=np.uint8)
     for what, found in (("came back", digest_batch(back, 0, size)), ("lies there", digest_batch(region, at, size))):
         if found != wanted:
             raise SelfTestError(

@@ -22,17 +22,13 @@ class NodeSettings:
     table ``[node]`` of the TOML file that ``MOONPOOL_CONFIG`` names, else the default.
     """
 
-    master: str = setting("127.0.0.1:7800", "Address of the master.")
+    master: str = setting("127.0.0.1:7600", "Address of the master.")
     dram: int = setting(
         8 << 30, "Memory that this node lends to the pool.", unit="bytes", minimum=1 << 20, maximum=1 << 50
     )
     name: str | None = setting(None, "What the master and the clients call this node. None: the host name.")
-    host_id: str | None = setting(
-        None, "What tells hosts apart: replicas go to different ones. None: the host name."
-    )
-    listen: str = setting(
-        "127.0.0.1:0", "Address to accept clients on, such as 0.0.0.0:7900. Port 0 picks a free one."
-    )
+    host_id: str | None = setting(None, "What tells hosts apart: replicas go to different ones. None: the host name.")
+    listen: str = setting("127.0.0.1:0", "Address to accept clients on, such as 0.0.0.0:7900. Port 0 picks a free one.")
     advertise: str | None = setting(
         None,
         "Address by which clients reach this node, when it is not the one it listens on. None: the one it listens on, "

@@ -3,6 +3,7 @@
 
 from moonpool.store_client.client import Removed, StoreClient
 from moonpool.store_client.errors import (
+    AuthenticationError,
     ChunkBusyError,
     ChunkConflictError,
     ChunkCorruptError,
@@ -27,6 +28,7 @@ from moonpool.store_client.settings import StoreClientSettings
 
 __all__ = [
     "ROOT",
+    "AuthenticationError",
     "ChunkBusyError",
     "ChunkConflictError",
     "ChunkCorruptError",

@@ -23,7 +23,7 @@ from moonpool.store_client.packing import numbers, packed_hashes, packed_parents
 from moonpool.store_client.pins import Pin
 from moonpool.store_client.putting import PutRequest, put
 from moonpool.store_client.results import GetResults, Outcome, Results
-from moonpool.store_client.settings import StoreClientSettings, check_master_address
+from moonpool.store_client.settings import StoreClientSettings
 from moonpool.store_client.values import destinations_of, values_of
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class StoreClient:
     either exactly the bytes that were put, or none.
 
     Args:
-        master: ``"host:port"``.
+        master: ``"host:port"``; None: the setting `master`.
         engine: an open engine to use, such as the one whose regions hold the KV blocks. None: one of its own.
         settings: every setting at once. Excludes `options`.
         options: single settings by name, see `StoreClientSettings`.
@@ -74,17 +74,19 @@ class StoreClient:
 
     def __init__(
         self,
-        master: str,
+        master: str | None = None,
         *,
         engine: TransferEngine | None = None,
         settings: StoreClientSettings | None = None,
         **options: Any,
     ) -> None:
         if settings is None:
-            settings = StoreClientSettings.load(options)
-        elif options:
-            raise StoreArgumentError(f"settings= was given together with {', '.join(options)}", hint="one of the two")
-        self._core = Core(check_master_address(master), settings, engine)
+            settings = StoreClientSettings.load(options if master is None else {"master": master, **options})
+        elif master is not None or options:
+            raise StoreArgumentError(
+                "settings= was given together with others", hint="dataclasses.replace(settings, ...)"
+            )
+        self._core = Core(settings, engine)
         self._pool = ThreadPoolExecutor(settings.threads, thread_name_prefix="moonpool-store")
         self._waiting = threading.BoundedSemaphore(settings.pending_max)
         self._finalizer = weakref.finalize(self, _abandon, self._core, self._pool)
@@ -215,9 +217,7 @@ class StoreClient:
         there: npt.NDArray[np.bool_] = np.frombuffer(reply.statuses, dtype=np.uint8) == pb.OK
         return there
 
-    def match_prefix(
-        self, namespace: str, hashes: Hashes, *, lease: float = 0.0, timeout: float | None = None
-    ) -> int:
+    def match_prefix(self, namespace: str, hashes: Hashes, *, lease: float = 0.0, timeout: float | None = None) -> int:
         """Return how many of the first chunks are there, with all their shards.
 
         Args:
@@ -229,9 +229,7 @@ class StoreClient:
         Raises:
             MasterUnavailableError: the master did not answer in time.
         """
-        request = pb.MatchPrefixRequest(
-            namespace=namespace, hashes=packed_hashes(hashes), lease_ms=int(lease * 1000)
-        )
+        request = pb.MatchPrefixRequest(namespace=namespace, hashes=packed_hashes(hashes), lease_ms=int(lease * 1000))
         matched: int = self._core.call("MatchPrefix", request, self._deadline(timeout)).matched
         return matched
 
@@ -274,31 +272,31 @@ class StoreClient:
     # ---------------------------------------------------------------- the same, later
 
     def put_async(self, *args: Any, **kwargs: Any) -> Future[Results]:
-        """`put` on another thread. Values must not change before the future is done."""
+        """Call `put` on another thread. Values must not change before the future is done."""
         return self._later(self.put, *args, **kwargs)
 
     def get_async(self, *args: Any, **kwargs: Any) -> Future[GetResults]:
-        """`get` on another thread."""
+        """Call `get` on another thread."""
         return self._later(self.get, *args, **kwargs)
 
     def get_into_async(self, *args: Any, **kwargs: Any) -> Future[GetResults]:
-        """`get_into` on another thread. Destinations belong to the call until the future is done."""
+        """Call `get_into` on another thread. Destinations belong to the call until the future is done."""
         return self._later(self.get_into, *args, **kwargs)
 
     def exists_async(self, *args: Any, **kwargs: Any) -> Future[npt.NDArray[np.bool_]]:
-        """`exists` on another thread."""
+        """Call `exists` on another thread."""
         return self._later(self.exists, *args, **kwargs)
 
     def match_prefix_async(self, *args: Any, **kwargs: Any) -> Future[int]:
-        """`match_prefix` on another thread."""
+        """Call `match_prefix` on another thread."""
         return self._later(self.match_prefix, *args, **kwargs)
 
     def remove_async(self, *args: Any, **kwargs: Any) -> Future[Results]:
-        """`remove` on another thread."""
+        """Call `remove` on another thread."""
         return self._later(self.remove, *args, **kwargs)
 
     def pin_async(self, *args: Any, **kwargs: Any) -> Future[Pin]:
-        """`pin` on another thread."""
+        """Call `pin` on another thread."""
         return self._later(self.pin, *args, **kwargs)
 
     # ---------------------------------------------------------------- state

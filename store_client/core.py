@@ -47,7 +47,9 @@ _SETTLE_STAGED: Final = 0.05
 class Job:
     """The moves of one batch, a `Move` for each segment, and what they have come to."""
 
-    def __init__(self, segment: int, rows: npt.NDArray[np.intp], move: Move | None, error: MoonpoolError | None) -> None:
+    def __init__(
+        self, segment: int, rows: npt.NDArray[np.intp], move: Move | None, error: MoonpoolError | None
+    ) -> None:
         self.segment = segment
         self.rows = rows
         self.move = move
@@ -64,14 +66,14 @@ class Job:
 class Core:
     """See the module. Thread-safe."""
 
-    def __init__(self, master: str, settings: StoreClientSettings, engine: TransferEngine | None) -> None:
+    def __init__(self, settings: StoreClientSettings, engine: TransferEngine | None) -> None:
         self.settings = settings
         self.counters: Counter[str] = Counter()
         self._own_engine = engine is None
         self.engine = engine if engine is not None else _open_engine(settings)
         self.closed = threading.Event()
         try:
-            self.link = MasterLink(master, settings.secret)
+            self.link = MasterLink(settings.master, settings.secret)
             self.host_id = settings.host_id or socket.gethostname()
             self.session = Session(self.link, pb.CLIENT, settings.name, self.host_id, self.engine.incarnation)
             self.segments = SegmentTable(self.engine, self.link, settings.avoid, settings.connect_timeout)

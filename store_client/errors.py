@@ -2,7 +2,8 @@
 """What can go wrong with a chunk, and with the master that knows where it is.
 
 What concerns one chunk of a batch is in `Results.errors` and is not raised; what concerns the whole call is raised.
-Causes in the transfer engine (`moonpool.transfer_engine.errors`) are passed on as they are.
+Refusals of the master are the errors of `moonpool.proto.errors`, all of them `MasterError`. Causes in the transfer
+engine (`moonpool.transfer_engine.errors`) are quoted.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ from __future__ import annotations
 from typing import Any
 
 from moonpool.errors import MoonpoolError
+from moonpool.proto.errors import AuthenticationError, MasterUnavailableError
+from moonpool.proto.errors import RemoteError as MasterError
 
 __all__ = [
+    "AuthenticationError",
     "ChunkBusyError",
     "ChunkConflictError",
     "ChunkCorruptError",
@@ -29,7 +33,6 @@ __all__ = [
     "SelfTestError",
     "StagingFullError",
     "StoreArgumentError",
-    "StoreTimeoutError",
 ]
 
 
@@ -111,24 +114,6 @@ class NodeUnreachableError(MoonpoolError, ConnectionError):
     """No node that has the chunk, or that could take it, can be reached."""
 
     default_code = "NODE_UNREACHABLE"
-
-
-class MasterError(MoonpoolError, RuntimeError):
-    """The master refused a call; ``code`` is its reason."""
-
-    default_code = "MASTER"
-
-
-class MasterUnavailableError(MoonpoolError, ConnectionError):
-    """The master does not answer."""
-
-    default_code = "MASTER_UNAVAILABLE"
-
-
-class StoreTimeoutError(MoonpoolError, TimeoutError):
-    """The time that the call was given is over."""
-
-    default_code = "STORE_TIMEOUT"
 
 
 class StagingFullError(MoonpoolError, TimeoutError):

@@ -140,10 +140,10 @@ def _locate(core: Core, request: GetRequest, items: npt.NDArray[np.intp]) -> _Lo
 def _sizes(request: GetRequest, located: _Located) -> Int64s:
     """Return how many bytes of each located chunk are wanted; -1 where that cannot be, which is an error of it."""
     items = located.items
-    there = located.extents["length"].max(axis=1, initial=0).astype(np.int64)
+    there: Int64s = located.extents["length"].max(axis=1, initial=0).astype(np.int64)
     sizes = there.copy()
     if request.starts is not None and request.sizes is not None:
-        sizes = request.sizes[items].copy()
+        sizes = np.array(request.sizes[items])
         outside = (request.starts[items] < 0) | (sizes < 1) | (request.starts[items] > there - sizes)
         for row in np.flatnonzero(outside).tolist():
             request.fail(
@@ -218,9 +218,7 @@ class _Piecewise:
         best: npt.NDArray[np.intp] = score.argmin(axis=1)
         return np.where(score.min(axis=1) >= _TRIED, -1, best)
 
-    def _read(
-        self, piece: Piece, pending: npt.NDArray[np.intp], choice: npt.NDArray[np.intp]
-    ) -> npt.NDArray[np.bool_]:
+    def _read(self, piece: Piece, pending: npt.NDArray[np.intp], choice: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
         """Read from the chosen replicas; return which rows are done with."""
         core, request, place = self._core, self._request, piece.place
         extents = self._extents[pending, choice]

@@ -74,5 +74,3 @@ def pin(core: Core, namespace: str, hashes: bytes, deadline: float) -> Pin:
     reply = core.call("Pin", request, deadline)
     outcomes = bytes(Outcome.OK if status == pb.OK else Outcome.MISS for status in reply.statuses)
     return Pin(core, reply.pin, namespace, hashes, Results(outcomes, {}))
-
-

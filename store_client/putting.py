@@ -134,7 +134,11 @@ class _Piecewise:
         extents = extents_of(reply.extents, len(rows), max(1, reply.replicas))
         done = np.zeros(len(rows), dtype=np.bool_)
         if granted.any():
-            deadline = min(self._request.deadline, sent + reply.deadline_ms / 1000 * (1 - _FOR_COMMIT))
+            # After begin_ms the master may have this client fenced. A transfer that runs then would be begun again by
+            # its engine over a new connection, so it has to be over.
+            allowed = [reply.deadline_ms / 1000 * (1 - _FOR_COMMIT)]
+            allowed += [reply.begin_ms / 1000] if reply.begin_ms else []
+            deadline = min(self._request.deadline, sent + min(allowed))
             done[granted] = self._write_and_commit(rows[granted], extents[granted], deadline)
         done |= self._refused(rows, statuses, granted, reply.retry_after_ms / 1000, avoid)
         self._pending = rows[~done]
@@ -239,9 +243,7 @@ class _Piecewise:
             self._digests = np.frombuffer(digest_batch(place.region, place.offsets, place.lengths), dtype="<u8")
         return self._piece
 
-    def _write_and_commit(
-        self, rows: npt.NDArray[np.intp], extents: Records, deadline: float
-    ) -> npt.NDArray[np.bool_]:
+    def _write_and_commit(self, rows: npt.NDArray[np.intp], extents: Records, deadline: float) -> npt.NDArray[np.bool_]:
         generations = extents["generation"].max(axis=1)
         try:
             written, settled = self._write(rows, extents, deadline)
@@ -345,5 +347,3 @@ class _Piecewise:
         except MoonpoolError as error:
             # The master gives it up by itself when its time is over, and has the nodes fence this client.
             self._failure = self._failure or error
-
-

@@ -15,8 +15,9 @@ import grpc
 from moonpool.errors import MoonpoolError
 from moonpool.proto import pool_pb2 as pb
 from moonpool.proto import pool_pb2_grpc
-from moonpool.store_client.channel import error_of, open_channel
-from moonpool.store_client.errors import ClientClosedError, MasterUnavailableError
+from moonpool.proto.auth import channel
+from moonpool.proto.errors import CallDeadlineError, MasterClosedError, MasterUnavailableError, from_rpc_error
+from moonpool.store_client.errors import ClientClosedError
 
 __all__ = ["MasterIdentity", "MasterLink"]
 
@@ -26,7 +27,6 @@ _BACKOFF_FIRST: Final = 0.01
 _BACKOFF_LAST: Final = 0.5
 # One attempt may take so long before another is made: a connection can be dead without anybody noticing.
 _ATTEMPT_SECONDS: Final = 5.0
-_AGAIN: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class MasterLink:
 
     def __init__(self, address: str, secret: bytes | None) -> None:
         self.address = address
-        self._channel = open_channel(address, secret)
-        self.stub: Any = pool_pb2_grpc.PoolStub(self._channel)
+        self._channel = channel(address, secret)
+        self.stub: Any = pool_pb2_grpc.PoolStub(self._channel)  # type: ignore[no-untyped-call]  # generated
         self._lock = threading.Lock()
         self._identity: MasterIdentity | None = None
         self._closed = threading.Event()
@@ -86,9 +86,7 @@ class MasterLink:
                 )
             except grpc.RpcError as error:
                 failure = self._failure(method, error)
-                if not isinstance(failure, MasterUnavailableError):
-                    raise failure from error
-                if deadline - time.monotonic() <= delay:
+                if not isinstance(failure, MasterUnavailableError) or deadline - time.monotonic() <= delay:
                     raise failure from error
             except ValueError as error:  # the channel was closed by another thread
                 raise ClientClosedError("the client is closed", cause=str(error)) from error
@@ -121,12 +119,9 @@ class MasterLink:
     def _failure(self, method: str, error: grpc.RpcError) -> MoonpoolError:
         if self._closed.is_set():
             return ClientClosedError("the client is closed")
-        if error.code() in _AGAIN:
+        failure = from_rpc_error(error, f"{method} failed", self.address)
+        if isinstance(failure, (CallDeadlineError, MasterClosedError)):
             return MasterUnavailableError(
-                f"the master did not answer {method}",
-                peer=self.address,
-                cause=str(error.details()),
-                retryable=True,
-                hint="whether `moonpool master` runs at this address",
+                failure.message, peer=failure.peer, cause=failure.cause, retryable=True, hint=failure.hint
             )
-        return error_of(error, method, self.address)
+        return failure

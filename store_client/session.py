@@ -14,8 +14,9 @@ from typing import Any, Final
 
 import grpc
 
+from moonpool.errors import MoonpoolError
 from moonpool.proto import pool_pb2 as pb
-from moonpool.store_client.errors import MasterUnavailableError
+from moonpool.proto.errors import AuthenticationError, MasterUnavailableError, from_rpc_error
 from moonpool.store_client.rpc import MasterLink
 
 __all__ = ["Session"]
@@ -26,6 +27,8 @@ _BACKOFF_LAST: Final = 1.0
 # Before the master has said how often it wants to hear from us.
 _INTERVAL_FIRST: Final = 0.5
 _GOODBYE_SECONDS: Final = 0.5
+# Between two looks at whether the master has refused for good.
+_LOOK: Final = 0.02
 
 
 class Session:
@@ -70,6 +73,7 @@ class Session:
         self._welcome = threading.Event()
         self._closing = threading.Event()
         self._failure: str = "no answer yet"
+        self._refusal: MoonpoolError | None = None
         self.opened = 0
         self._thread = threading.Thread(target=self._run, name=f"moonpool-session-{name}", daemon=True)
         self._thread.start()
@@ -80,9 +84,15 @@ class Session:
         """Wait until the master has opened the session.
 
         Raises:
+            AuthenticationError: master and client do not have the same secret.
             MasterUnavailableError: not in time.
         """
-        if not self._welcome.wait(timeout):
+        deadline = time.monotonic() + timeout
+        while not self._welcome.wait(min(_LOOK, max(0.0, deadline - time.monotonic()))):
+            if isinstance(self._refusal, AuthenticationError):
+                raise self._refusal
+            if time.monotonic() < deadline:
+                continue
             raise MasterUnavailableError(
                 f"no session with the master within {timeout:g}s",
                 peer=self._link.address,
@@ -126,7 +136,8 @@ class Session:
                 self._stream()
                 self._failure = "the master ended the stream"
             except grpc.RpcError as error:
-                self._failure = f"{error.code().name}: {error.details()}"
+                self._refusal = from_rpc_error(error, "the session could not be kept open", self._link.address)
+                self._failure = str(self._refusal)
             except Exception as error:  # noqa: BLE001 - whatever the owner's callback met, the session goes on
                 self._failure = f"{type(error).__name__}: {error}"
                 _log.warning("session with %s: %s", self._link.address, self._failure)

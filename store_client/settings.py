@@ -24,13 +24,12 @@ class StoreClientSettings:
     the table ``[store_client]`` of the TOML file that ``MOONPOOL_CONFIG`` names, else the default.
     """
 
+    master: str = setting("127.0.0.1:7600", "Address of the master.")
     name: str = setting("client", "What the master and the nodes call this client, for people.")
     secret: bytes | None = setting(
         None, "Cluster secret, the same for master, nodes and clients. It never crosses the wire.", secret=True
     )
-    host_id: str | None = setting(
-        None, "What tells hosts apart: replicas go to different ones. None: the host name."
-    )
+    host_id: str | None = setting(None, "What tells hosts apart: replicas go to different ones. None: the host name.")
     timeout: float = setting(
         10.0, "Longest time of a call that names no other.", unit="seconds", minimum=0.01, maximum=_HOUR
     )
@@ -98,10 +97,8 @@ class StoreClientSettings:
 
         Raises:
             ConfigError: an unknown name, a wrong type or unit, or an impossible value.
+            AddressError: `master` is no address.
         """
-        return load(cls, "store_client", arguments, file=file, environ=environ)
-
-
-def check_master_address(address: str) -> str:
-    """Return `address` in the form that gRPC takes, or raise AddressError."""
-    return str(parse_address(address))
+        settings = load(cls, "store_client", arguments, file=file, environ=environ)
+        parse_address(settings.master)
+        return settings

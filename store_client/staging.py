@@ -44,7 +44,7 @@ class StagingArea:
 
     def __init__(self, engine: TransferEngine, nbytes: int) -> None:
         self.region = engine.allocate(nbytes)
-        self.bytes: npt.NDArray[np.uint8] = np.frombuffer(self.region, dtype=np.uint8)
+        self.bytes: npt.NDArray[np.uint8] = np.frombuffer(memoryview(self.region), dtype=np.uint8)
         self.nbytes = nbytes
         self._free = [(0, nbytes)]  # (offset, nbytes), by offset; neighbours are merged
         self._late: list[tuple[Slice, list[Transfer]]] = []

@@ -91,13 +91,16 @@ class Registered(Memory):
         self.lengths = lengths
 
     def cost(self, lengths: Int64s) -> Int64s:
+        """See `Memory`."""
         return lengths
 
     def value(self, item: int) -> memoryview:
+        """See `Memory`."""
         start = int(self.offsets[item])
         return memoryview(self.region).cast("B")[start : start + int(self.lengths[item])]
 
     def place(self, staging: StagingArea, items: npt.NDArray[np.intp], lengths: Int64s, deadline: float) -> Piece:
+        """See `Memory`."""
         slice_ = staging.take(len(items) * HEADER_BYTES, deadline)
         headers = slice_.offset + HEADER_BYTES * np.arange(len(items), dtype=np.int64)
         return Piece(
@@ -117,12 +120,15 @@ class Buffers(Memory):
         self.taken: list[bytes | None] = [None] * len(views)
 
     def cost(self, lengths: Int64s) -> Int64s:
+        """See `Memory`."""
         return _stride(lengths)
 
     def value(self, item: int) -> memoryview:
+        """See `Memory`."""
         return self.views[item] or _EMPTY
 
     def place(self, staging: StagingArea, items: npt.NDArray[np.intp], lengths: Int64s, deadline: float) -> Piece:
+        """See `Memory`."""
         strides = _stride(lengths)
         total = int(strides.sum())
         if total > staging.nbytes:
@@ -133,6 +139,7 @@ class Buffers(Memory):
         return Piece(items, place, slice_)
 
     def load(self, staging: StagingArea, piece: Piece) -> None:
+        """See `Memory`."""
         if piece.region is not None:
             return
         target = memoryview(staging.region).cast("B")
@@ -143,6 +150,7 @@ class Buffers(Memory):
                 target[offset : offset + view.nbytes] = view
 
     def deliver(self, staging: StagingArea, piece: Piece, rows: npt.NDArray[np.intp]) -> None:
+        """See `Memory`."""
         source = memoryview(piece.place.region).cast("B")
         offsets, lengths = piece.place.offsets[rows].tolist(), piece.place.lengths[rows].tolist()
         for item, offset, length in zip(piece.items[rows].tolist(), offsets, lengths, strict=True):
@@ -223,7 +231,7 @@ def _view_of(one: Any, writable: bool, what: str, index: int) -> memoryview:
         # numpy exports no buffer for some of its own types (bfloat16), but has the bytes.
         if not isinstance(one, np.ndarray) or not one.flags.c_contiguous:
             raise
-        view = memoryview(one.reshape(-1).view(np.uint8))
+        view = memoryview(one.reshape(-1).view(np.uint8).data)
     if writable and view.readonly:
         raise StoreArgumentError(f"{what}: a buffer is read-only", item=index, hint="a bytearray or an array")
     if not view.c_contiguous:
