@@ -188,7 +188,7 @@ class StoreClient:
         lease: float | None = None,
         timeout: float | None = None,
     ) -> GetResults:
-        """Get chunks into memory of the caller. As `get`, but for:
+        """Get chunks into memory of the caller.
 
         Args:
             namespace: as in `put`.
@@ -201,8 +201,8 @@ class StoreClient:
             lease: as in `get`.
             timeout: as in `get`.
 
-        The content of a destination in a registered region is undefined unless its chunk is OK. Other destinations
-        are changed only then.
+        Returns and raises what `get` does. The content of a destination in a registered region is undefined unless its
+        chunk is OK; other destinations are changed only then.
         """
         return self._get(namespace, hashes, destinations, ranges, shard, lease, timeout)
 

@@ -125,10 +125,20 @@ class Core:
             try:
                 target = self.segments.target(segment, deadline)
                 offsets = extents["offset"][some].astype(np.int64)
+                nbytes = int(place.lengths[rows[some]].sum())
+                patience = self.settings.progress_timeout + nbytes / self.settings.slowest_rate
                 payloads = offsets + HEADER_BYTES + (at if isinstance(at, int) else at[some])
                 job.by_cpu = target.by_cpu
                 job.move = Move.start(
-                    self.engine, target, op, place, rows[some], offsets, payloads, deadline, digest and target.by_cpu
+                    self.engine,
+                    target,
+                    op,
+                    place,
+                    rows[some],
+                    offsets,
+                    payloads,
+                    min(deadline, time.monotonic() + patience),
+                    digest and target.by_cpu,
                 )
             except (MoonpoolError, TimeoutError) as error:
                 job.error = error if isinstance(error, MoonpoolError) else None

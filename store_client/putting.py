@@ -306,32 +306,14 @@ class _Piecewise:
         # The time may be over: the bytes are there, so a moment more is well spent.
         deadline = max(request.deadline, time.monotonic() + 1.0)
         reply = self._core.call("PutCommit", message, deadline)
-        statuses = np.frombuffer(reply.statuses, dtype=np.uint8).copy()
-        lost = statuses == pb.NOT_OWNER
-        if lost.any():
-            # An earlier attempt of this very call may have come through, and its answer not.
-            statuses[lost] = self._there_after_all(rows[lost], generations[lost], deadline)
-        request.outcomes[items[statuses == pb.OK]] = Outcome.OK
-        request.outcomes[items[statuses == pb.ALREADY]] = Outcome.ALREADY
+        statuses = np.frombuffer(reply.statuses, dtype=np.uint8)
+        # ALREADY: committed under this very generation, by an attempt of this call whose answer was lost.
         done: npt.NDArray[np.bool_] = (statuses == pb.OK) | (statuses == pb.ALREADY)
+        request.outcomes[items[done]] = Outcome.OK
         for index in np.flatnonzero(statuses == pb.CONFLICT).tolist():
             request.fail(int(items[index]), self._refusal(pb.CONFLICT, 0.0))
             done[index] = True
         return done
-
-    def _there_after_all(
-        self, rows: npt.NDArray[np.intp], generations: npt.NDArray[np.uint64], deadline: float
-    ) -> npt.NDArray[np.uint8]:
-        message = pb.LocateRequest(
-            namespace=self._request.namespace,
-            hashes=self._request.hashes_of(self._items[rows]),
-            shard=self._request.shard,
-        )
-        reply = self._core.call("Locate", message, deadline)
-        extents = extents_of(reply.extents, len(rows), max(1, reply.replicas))
-        ours = (extents["generation"] == generations[:, None]).any(axis=1)
-        found = np.frombuffer(reply.statuses, dtype=np.uint8) == pb.OK
-        return np.where(found & ours, pb.OK, pb.NOT_OWNER).astype(np.uint8)
 
     def _abort(self, rows: npt.NDArray[np.intp], generations: npt.NDArray[np.uint64], settled: bool) -> None:
         message = pb.PutAbortRequest(

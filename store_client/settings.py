@@ -45,7 +45,11 @@ class StoreClientSettings:
         maximum=_HOUR,
     )
     space_wait: float = setting(
-        1.0, "How long a put waits for eviction to make room.", unit="seconds", minimum=0.0, maximum=_HOUR
+        5.0,
+        "How long a put waits for eviction to make room, or for nodes to come back to a master that was started anew.",
+        unit="seconds",
+        minimum=0.0,
+        maximum=_HOUR,
     )
     staging_bytes: int = setting(
         128 << 20,
@@ -56,8 +60,9 @@ class StoreClientSettings:
     )
     batch_chunks: int = setting(4096, "Most chunks in one call to the master.", minimum=1, maximum=1 << 16)
     batch_bytes: int = setting(
-        1 << 30,
-        "Most bytes of registered memory that are written between two calls to the master.",
+        256 << 20,
+        "Most bytes of registered memory that are written between two calls to the master, which gives a put a few "
+        "seconds to write.",
         unit="bytes",
         minimum=1 << 20,
         maximum=1 << 40,
@@ -67,11 +72,18 @@ class StoreClientSettings:
     )
     progress_timeout: float = setting(
         0.5,
-        "A connection to a node on which nothing moves for so long is taken for broken. Both times together bound how "
-        "long a put takes to leave a dead node.",
+        "A node that answers nothing for so long is taken for dead: after it, and the time that the bytes take at "
+        "`slowest_rate`, a put goes elsewhere and a get reads another replica.",
         unit="seconds",
         minimum=0.01,
         maximum=60.0,
+    )
+    slowest_rate: int = setting(
+        64 << 20,
+        "Bytes in a second that every healthy node takes or gives.",
+        unit="bytes",
+        minimum=1 << 10,
+        maximum=1 << 40,
     )
     avoid: float = setting(
         5.0,

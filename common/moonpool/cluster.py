@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from moonpool.errors import MoonpoolError
@@ -39,11 +38,10 @@ class ClusterError(MoonpoolError, RuntimeError):
 class _Process:
     """One `moonpool` command, started when made."""
 
-    def __init__(self, what: str, arguments: list[str], environment: Mapping[str, str], folder: Path) -> None:
+    def __init__(self, what: str, arguments: list[str], environment: Mapping[str, str]) -> None:
         self.what = what
-        self._log: IO[bytes] = tempfile.NamedTemporaryFile(  # noqa: SIM115 - kept as long as the process
-            dir=folder, prefix=f"{what.replace(' ', '-')}-", suffix=".log", delete=False
-        )
+        # Without a name, so that nothing is left behind when this process is killed.
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - kept as long as the process
         tied, self._tie = os.pipe()
         ready, done = os.pipe()
         try:
@@ -75,21 +73,20 @@ class _Process:
             readable, _, _ = select.select([self._ready], [], [], max(0.0, deadline - time.monotonic()))
             part = os.read(self._ready, 4096) if readable else b""
             if not part:
-                ended = self.popen.poll()
-                self.end()
-                how = "was not ready in time" if ended is None and not readable else "did not start"
-                raise ClusterError(f"the {self.what} {how}", cause=self.said())
+                how = "did not start" if readable else "was not ready in time"
+                self._stop()
+                error = ClusterError(f"the {self.what} {how}", cause=self.said())
+                self._close_own()
+                raise error
             line += part
         return line.decode().strip()
 
     def said(self) -> str:
         """Return the end of what it wrote to its standard error."""
-        text = Path(self._log.name).read_text(encoding="utf-8", errors="replace")
-        return text[-_STDERR_SHOWN:].strip()
-
-    @property
-    def alive(self) -> bool:
-        return self.popen.poll() is None
+        # The process shares the position in the file, so it is left where it is.
+        size = os.fstat(self._log.fileno()).st_size
+        text = os.pread(self._log.fileno(), _STDERR_SHOWN, max(0, size - _STDERR_SHOWN))
+        return text.decode(errors="replace").strip()
 
     def kill(self) -> None:
         """As ``kill -9``, and reap it."""
@@ -99,6 +96,10 @@ class _Process:
 
     def end(self) -> None:
         """Ask it to end, then make it, and reap it."""
+        self._stop()
+        self._close_own()
+
+    def _stop(self) -> None:
         if self.popen.poll() is None:
             self.popen.send_signal(signal.SIGTERM)
             try:
@@ -106,7 +107,6 @@ class _Process:
             except subprocess.TimeoutExpired:
                 self.popen.kill()
                 self.popen.wait()
-        self._close_own()
 
     def _close_own(self) -> None:
         for name in ("_tie", "_ready"):
@@ -122,22 +122,20 @@ class LocalCluster:
 
     Attributes:
         secret: the secret of this cluster.
-        folder: where its logs and its metadata are, until the end.
     """
 
     def __init__(
         self,
-        folder: Path,
         *,
         dram: str,
         store: str,
         master_options: Mapping[str, str],
         node_options: Mapping[str, str],
     ) -> None:
-        self.folder = folder
         self.secret = secrets.token_hex(16)
         self._dram = dram
-        self._store = f"sqlite:{folder / 'master.db'}" if store == "sqlite" else store
+        self._folder = tempfile.TemporaryDirectory(prefix="moonpool-") if store == "sqlite" else None
+        self._store = f"sqlite:{self._folder.name}/master.db" if self._folder is not None else store
         self._master_options = master_options
         self._node_options = node_options
         self._master: _Process | None = None
@@ -166,7 +164,6 @@ class LocalCluster:
                 "master",
                 ["master", "--listen", self._address or "127.0.0.1:0", "--store", self._store],
                 self._environment("MASTER", self._master_options),
-                self.folder,
             )
             try:
                 line = process.wait_ready(deadline)
@@ -241,6 +238,8 @@ class LocalCluster:
         for index in range(len(self._nodes)):
             self.stop_node(index)
         self.stop_master()
+        if self._folder is not None:
+            self._folder.cleanup()
 
     def _begin_node(self, index: int) -> _Process:
         process = self._nodes[index] = _Process(
@@ -248,7 +247,6 @@ class LocalCluster:
             ["node", "--master", self._address, "--dram", self._dram],
             # Each stands for a host of its own, so that replicas go to different ones.
             self._environment("NODE", {"name": f"node-{index}", "host_id": f"host-{index}", **self._node_options}),
-            self.folder,
         )
         return process
 
@@ -288,17 +286,10 @@ def local_cluster(
 
     The processes end with this one, also when it is killed.
     """
-    with tempfile.TemporaryDirectory(prefix="moonpool-") as folder:
-        cluster = LocalCluster(
-            Path(folder),
-            dram=dram,
-            store=store,
-            master_options=master_options or {},
-            node_options=node_options or {},
-        )
-        try:
-            cluster.start_master()
-            cluster.start_nodes(nodes)
-            yield cluster
-        finally:
-            cluster.close()
+    cluster = LocalCluster(dram=dram, store=store, master_options=master_options or {}, node_options=node_options or {})
+    try:
+        cluster.start_master()
+        cluster.start_nodes(nodes)
+        yield cluster
+    finally:
+        cluster.close()
