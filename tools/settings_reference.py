@@ -7,10 +7,18 @@ import sys
 from pathlib import Path
 
 from moonpool.settings import COMPONENTS, describe
+from moonpool.master.settings import MasterSettings
+from moonpool.node import NodeSettings
+from moonpool.store_client import StoreClientSettings
 from moonpool.transfer_engine import EngineSettings
 
 # What each component is configured by, and who reads it.
-SETTINGS = {"engine": (EngineSettings, "`TransferEngine(...)`: the same names are its keyword arguments.")}
+SETTINGS = {
+    "engine": (EngineSettings, "`TransferEngine(...)`: the same names are its keyword arguments."),
+    "master": (MasterSettings, "`moonpool master`; its help names the options."),
+    "node": (NodeSettings, "`moonpool node` and `StoreNode(...)`: the same names are its keyword arguments."),
+    "store_client": (StoreClientSettings, "`StoreClient(...)`: the same names are its keyword arguments."),
+}
 
 HEAD = """\
 <!-- SPDX-License-Identifier: Apache-2.0 -->

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
+
 from moonpool.cluster import LocalCluster, local_cluster
 from moonpool.store_client import StoreClient
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from store_testing import content, key, keys
+
 from moonpool.cluster import LocalCluster
 from moonpool.store_client import (
     ROOT,
@@ -16,7 +18,6 @@ from moonpool.store_client import (
     StoreArgumentError,
     StoreClient,
 )
-from store_testing import content, key, keys
 
 SIZES = (1, 2, 63, 64, 65, 4095, 4096, 4097, 100_003, 262_144, 262_145, 1 << 20, (1 << 20) + 1, 16 << 20)
 

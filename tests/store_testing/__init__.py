@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import hashlib
 import random
+import sys
 import time
 from typing import Any
 
 import numpy as np
+import pytest
+
 from moonpool.proto import pool_pb2 as pb
 from moonpool.store_client import StoreClient
 from moonpool.store_client.packing import extents_of
@@ -49,3 +52,9 @@ def spoil(client: StoreClient, extent: np.void, at: int, data: bytes = b"\xff") 
         old.release()
     finally:
         region.release()
+
+
+def say(capsys: pytest.CaptureFixture[str], text: str) -> None:
+    """Show a figure that nobody asserts."""
+    with capsys.disabled():
+        sys.stdout.write(f"\n{text}\n")
