@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, Final
 
 import grpc
@@ -14,7 +15,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from moonpool.errors import MoonpoolError
-from moonpool.master.errors import InvalidRequestError, RemoteError
+from moonpool.master.errors import InvalidRequestError, LimitError, RemoteError
 from moonpool.master.metrics import Metrics
 from moonpool.proto import auth
 from moonpool.proto import pool_pb2 as pb
@@ -77,7 +78,7 @@ class Calls:
         return grpc.unary_unary_rpc_method_handler(call, None, None)
 
     def _stream(
-        self, name: str, handler: Callable[..., AsyncIterator[Message]], request_type: type[Message], both: bool
+        self, name: str, handler: Callable[..., AsyncGenerator[Message, None]], request_type: type[Message], both: bool
     ) -> grpc.RpcMethodHandler:
         path = f"/{SERVICE}/{name}"
 
@@ -86,8 +87,10 @@ class Calls:
             try:
                 self._admit(path, context)
                 request = _parse_each(request_type, data) if both else _parse(request_type, data)
-                async for reply in handler(request):
-                    await context.write(reply.SerializeToString())
+                # Closed here and now, not when it is collected: a stream that ends lets go of its session.
+                async with contextlib.aclosing(handler(request)) as replies:
+                    async for reply in replies:
+                        await context.write(reply.SerializeToString())
             except Exception as error:  # noqa: BLE001  # whatever it is, the caller gets an answer
                 await self._refuse(name, error, context)
                 return
@@ -108,6 +111,8 @@ class Calls:
         if isinstance(error, (ValueError, TypeError)) and not isinstance(error, MoonpoolError):
             # The index checks what it is given, and says so with these.
             error = InvalidRequestError(f"{name} makes no sense", cause=str(error))
+        if isinstance(error, MemoryError) and not isinstance(error, MoonpoolError):
+            error = LimitError(f"{name} found no memory", cause=str(error), retryable=True, hint="a smaller chunks_max")
         if not isinstance(error, MoonpoolError):
             _log.error("%s failed", name, exc_info=error)
             error = RemoteError(f"{name} failed", cause=f"{type(error).__name__}: {error}", hint="the master's log")

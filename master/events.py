@@ -53,6 +53,10 @@ class Events:
         """Add a change and wake those who watch."""
         self.cursor += 1
         self._ring.append(entry)
+        self.wake()
+
+    def wake(self) -> None:
+        """Have everybody who waits look."""
         self._changed.set()
         # A fresh one: those who waited hold the old one, which stays set.
         self._changed = asyncio.Event()
@@ -67,8 +71,8 @@ class Events:
         return [ring[place] for place in range(cursor - self.cursor, 0)]
 
     async def wait(self, cursor: int) -> None:
-        """Wait until there is something after a cursor."""
-        while self.cursor == cursor:
+        """Wait until there may be something after a cursor."""
+        if self.cursor == cursor:
             await self._changed.wait()
 
     def messages(self, entry: Entry, cursor: int, header: pb.Header) -> Iterator[pb.Event]:

@@ -39,14 +39,8 @@ class Metrics:
             "evicted_bytes": 0,
             "put_waits_calls": 0,
             "no_space_items": 0,
-            "fences_sent": 0,
-            "fences_done": 0,
-            "fenced_bytes": 0,
             "sessions_timed_out": 0,
-            "segments_lost": 0,
-            "segments_quarantined": 0,
             "writes_expired_calls": 0,
-            "connections_refused_calls": 0,
         }
 
     def called(self, method: str, seconds: float, items: int) -> None:

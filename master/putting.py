@@ -76,14 +76,16 @@ class Put:
     async def _make_room(self, statuses: bytearray, extents: bytearray) -> tuple[bytes, bytes]:
         core, request = self._core, self._request
         core.metrics.counts["put_waits_calls"] += 1
-        until = time.monotonic() + min(request.wait_ms / 1000, core.settings.put_wait_max)
         # What was given already may be written only so long after the request; the caller wants some of that.
-        until = min(until, time.monotonic() + core.settings.put_begin / 2)
-        parents, more = per_item(request.parents, request.hashes), 1
+        until = time.monotonic() + min(request.wait_ms / 1000, core.settings.put_begin / 2)
+        parents, more, evicted_in_all = per_item(request.parents, request.hashes), 1, 0
         while True:
             missing = positions(statuses, pb.NO_SPACE)
             want = (total_length(request.lengths, missing) + _PER_EXTENT * len(missing)) * self._replicas
-            evicted = await core.evict(want * more)
+            evicted = 0
+            if evicted_in_all <= want * _MORE_MAX and core.segments.any_writable(request.avoid):
+                evicted = await core.evict(want * more)
+                evicted_in_all += evicted
             if not self._session.ended:
                 self._again(missing, parents, statuses, extents)
             left = until - time.monotonic()

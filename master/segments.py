@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -88,6 +89,15 @@ class Segments:
     def of(self, session: Session) -> list[Segment]:
         """Return the segments of a node."""
         return [segment for segment in self.all.values() if segment.session is session]
+
+    def any_writable(self, avoid: Collection[int]) -> bool:
+        """Return whether there is a segment that could take chunks if it had room."""
+        return any(
+            segment.session is not None
+            and not (segment.quarantined or segment.row.draining or segment.unfenced)
+            and number not in avoid
+            for number, segment in self.all.items()
+        )
 
     def restore(self, row: SegmentRow) -> None:
         """Take a segment of an earlier start. Its chunks can be read when its node comes back."""

@@ -37,7 +37,6 @@ class MasterOptions(TypedDict, total=False):
     heartbeat_interval: float | str
     put_begin: float | str
     put_deadline: float | str
-    put_wait_max: float | str
     lease_max: float | str
     ramp_up: float | str
     segment_grace: float | str
@@ -75,7 +74,7 @@ class MasterSettings:
         "Where metadata is kept: sqlite:PATH, so that chunks are found again after a restart, or memory.",
     )
     policy: str = setting(
-        "prefix", "Which chunks go first when there is no room.", choices=("prefix", "s3fifo", "lru")
+        "lru", "Which chunks go first when there is no room.", choices=("prefix", "s3fifo", "lru")
     )
     chunks_max: int = setting(
         16_777_216, "Most chunks. Beyond it puts are refused. One takes up to 200 bytes.", minimum=1, maximum=1 << 31
@@ -95,18 +94,15 @@ class MasterSettings:
         2.0, "How often clients and nodes say that they are there.", unit="seconds", minimum=0.02, maximum=_DAY
     )
     put_begin: float = setting(
-        3.0,
-        "How long after it asked for room a client may begin to write there. After a restart, a segment takes no new "
-        "chunks for so long.",
+        5.0,
+        "How long after it asked for room a client may begin to write there; a put waits for room half as long at most. "
+        "After a restart, segments take no new chunks for so long.",
         unit="seconds",
         minimum=0.05,
         maximum=_DAY,
     )
     put_deadline: float = setting(
         30.0, "How long after it asked for room a client may commit.", unit="seconds", minimum=0.1, maximum=_DAY
-    )
-    put_wait_max: float = setting(
-        10.0, "Longest time that a put waits for room.", unit="seconds", minimum=0.0, maximum=_DAY
     )
     lease_max: float = setting(
         10.0,
