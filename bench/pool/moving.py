@@ -21,8 +21,6 @@ from moonpool.bench.work import Layout
 from moonpool.store_client.packing import HEADER_BYTES
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from moonpool.bench.measure import Window
     from moonpool.bench.pool.work import StoreWork
     from moonpool.store_client.packing import Records

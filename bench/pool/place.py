@@ -85,7 +85,8 @@ class PoolPlace:
         options = self._options
         if options.master is None:
             cluster = self._stack.enter_context(
-                local_cluster(options.nodes, dram=str(options.dram), store=options.metadata)
+                # No status pages, whose port could be taken.
+                local_cluster(options.nodes, str(options.dram), options.metadata, master_options={"http": "none"})
             )
             address, secret = cluster.master, cluster.secret.encode()
         else:
@@ -129,8 +130,7 @@ class PoolPlace:
             "segments": len(segments),
             "capacity_bytes": sum(segment.capacity_bytes for segment in segments),
             "used_bytes": sum(segment.used_bytes for segment in segments),
-            "store": self._options.metadata if self._own else status.get("store"),
-            "policy": status.get("policy"),
+            "store": status["store"]["kind"],
         }
 
     def target(self, segment: int) -> Target:
