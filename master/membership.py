@@ -79,11 +79,12 @@ class MembershipCalls:
         if session is None:
             session = core.sessions.new(hello, core.host(hello.host_id), now_ms())
             self._hold(session, hello)
-        try:
-            await core.keep_writer(session)
-        except StoreUnavailableError:
-            core.end_session(session, "it could not be made durable")
-            raise
+        if session.kind == pb.CLIENT:
+            try:
+                await core.keep_writer(session)
+            except StoreUnavailableError:
+                core.end_session(session, "it could not be made durable")
+                raise
         session.seen_ms = now_ms()
         if session.outbox is not None:
             session.outbox.close()

@@ -10,13 +10,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from moonpool.proto import auth, pool_pb2_grpc
 from moonpool.proto import pool_pb2 as pb
 from moonpool.proto.errors import from_rpc_error
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["Given", "Member", "call", "eventually", "generations", "hashes", "stub"]
 
@@ -79,6 +82,7 @@ class Member:
         pins: tuple[pb.HeldPin, ...] = (),
         answers: bool = True,
         beats: bool = True,
+        interval: float = 0.1,
     ) -> None:
         self.id = session or os.urandom(16)
         self.incarnation = incarnation or os.urandom(16)
@@ -92,9 +96,10 @@ class Member:
         self._outbox: queue.SimpleQueue[pb.HeartbeatRequest | None] = queue.SimpleQueue()
         self._ended = threading.Event()
         self.error: Exception | None = None
+        self.channel_address = address
         self.channel, self.pool = stub(address, secret)
         self._outbox.put(pb.HeartbeatRequest(hello=self._hello))
-        self._stream = self.pool.Heartbeat(self._messages(0.02))
+        self._stream = self.pool.Heartbeat(self._messages(interval))
         try:
             first = next(self._stream)
         except grpc.RpcError as error:
@@ -103,7 +108,6 @@ class Member:
             raise from_rpc_error(error, "no Welcome", address) from error
         assert first.WhichOneof("kind") == "welcome"
         self.header = first.header
-        self._interval = first.welcome.interval_ms / 1000
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
 
@@ -150,7 +154,7 @@ class Member:
         self._thread.join()
         self.channel.close()
 
-    def __enter__(self) -> Member:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
