@@ -59,7 +59,7 @@ def test_it_ends_with_its_parent() -> None:
 def test_a_process_that_does_not_start_says_why() -> None:
     with (
         nothing_left_behind(),
-        pytest.raises(ClusterError, match="no_such_setting"),
+        pytest.raises(ClusterError, match="NO_SUCH_SETTING"),
         local_cluster(nodes=0, master_options={"no_such_setting": "1"}),
     ):
         pytest.fail("it started")

@@ -39,7 +39,8 @@ def test_status_shows_segments_and_how_full_they_are(run: CliRunner, client: Sto
     assert "node-1" in shown
     assert "░" in shown
     assert "256MiB" in shown
-    assert "chunks" in shown
+    assert "hit rate" in shown
+    assert "healthy" in shown
     found = json.loads(output(run, "status", "--json"))
     assert {segment["node"] for segment in found["segments"]} == {"node-0", "node-1"}
     assert sum(segment["chunks"] for segment in found["segments"]) >= 10
