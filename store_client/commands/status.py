@@ -33,7 +33,7 @@ def facts(stats: dict[str, Any]) -> list[tuple[str, str]]:
             f"{index.get('chunks', 0):,} of {index.get('chunks_max', 0):,}, {index.get('writing', 0):,} being written",
         ),
         ("used", f"{format_bytes(index.get('used_bytes', 0))} of {format_bytes(index.get('capacity_bytes', 0))}"),
-        ("hit rate", f"{100 * stats.get('hit_rate', 0.0):.1f}% of {lookups:,} look-ups"),
+        ("hit rate", f"{100 * (stats.get('hit_rate') or 0.0):.1f}% of {lookups:,} look-ups"),
         (
             "evicted",
             f"{index.get('evicted', 0):,} by {index.get('policy', '?')}, {counts.get('no_space_items', 0):,} refused",
