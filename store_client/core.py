@@ -135,10 +135,8 @@ class Core:
         Returns:
             What was started.
         """
-        order = np.argsort(extents["segment"], kind="stable")
-        segments, starts = np.unique(extents["segment"][order], return_index=True)
         started = []
-        for segment, some in zip(segments.tolist(), np.split(order, starts[1:]), strict=True):
+        for segment, some in _by_segment(extents["segment"]):
             job = Job(segment, some, None, None)
             started.append(job)
             jobs.append(job)
@@ -256,6 +254,17 @@ class Core:
     def _close_engine(self) -> None:
         if self._own_engine:
             self.engine.close()
+
+
+def _by_segment(segments: npt.NDArray[np.uint32]) -> list[tuple[int, npt.NDArray[np.intp]]]:
+    """Return the positions of each segment."""
+    if not len(segments):
+        return []
+    if (segments == segments[0]).all():
+        return [(int(segments[0]), np.arange(len(segments)))]
+    order = np.argsort(segments, kind="stable")
+    different, starts = np.unique(segments[order], return_index=True)
+    return list(zip(different.tolist(), np.split(order, starts[1:]), strict=True))
 
 
 def _open_engine(settings: StoreClientSettings) -> TransferEngine:

@@ -200,6 +200,8 @@ class _Piecewise:
     def _choose(self, pending: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
         """Return the replica to read next for each row; -1: none is left."""
         segments = self._extents["segment"][pending]
+        if segments.shape[1] == 1:
+            return np.where(self._tried[pending, 0], -1, 0)
         different, inverse = np.unique(segments, return_inverse=True)
         avoided, host = set(self._core.segments.avoided()), self._core.host_id
         weights = np.array(

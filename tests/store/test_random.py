@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A random workload while nodes, clients and the master are killed: every get is a miss, a typed error or the bytes."""
+"""Random calls while nodes, clients and the master are killed and paused: each get is a miss, an error or the bytes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -20,9 +21,10 @@ from store_testing.workload import TIMEOUT, Workload
 
 from moonpool.cluster import LocalCluster, local_cluster
 
-SECONDS = 20.0
+SECONDS = 10.0
 NODES = 3
-SEEDS = [int(seed) for seed in os.environ.get("POOL_SEEDS", "1").split(",")]
+ACTIONS = ["kill node", "kill client", "kill master", "stop node", "pause client", "pause node"]
+SEEDS = [int(seed) for seed in os.environ.get("POOL_SEEDS", "1,2").split(",")]
 OPTIONS = {
     "session_timeout": "2s",
     "heartbeat_interval": "200ms",
@@ -54,6 +56,9 @@ class Killed:
         self._process.kill()
         self._process.wait()
 
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
     def again(self) -> None:
         self.end()
         self._start()
@@ -75,11 +80,21 @@ def kill_things(cluster: LocalCluster, client: Killed, chance: random.Random) ->
     end = time.monotonic() + SECONDS
     while time.monotonic() < end:
         # Each once in every round, in another order.
-        for what in chance.sample(["kill node", "kill client", "kill master", "stop node"], 4):
+        for what in chance.sample(ACTIONS, len(ACTIONS)):
             time.sleep(chance.uniform(0.2, 0.8))
             done[what] += 1
             if what == "kill client":
                 client.again()
+            elif what == "pause client":
+                # Longer than its session: what it was writing is fenced and given to others before it goes on.
+                client.signal(signal.SIGSTOP)
+                time.sleep(chance.uniform(2.2, 3.0))
+                client.signal(signal.SIGCONT)
+            elif what == "pause node":
+                index = chance.randrange(NODES)
+                cluster.signal_node(index, signal.SIGSTOP)
+                time.sleep(chance.uniform(0.5, 3.0))
+                cluster.signal_node(index, signal.SIGCONT)
             elif what == "kill master":
                 cluster.kill_master()
                 time.sleep(chance.uniform(0.0, 0.3))
@@ -94,8 +109,10 @@ def kill_things(cluster: LocalCluster, client: Killed, chance: random.Random) ->
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_get_is_a_miss_an_error_or_the_bytes(
-    seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Shared memory is written by the client itself, TCP by the node.
+    monkeypatch.setenv("MOONPOOL_ENGINE_TRANSPORTS", ("auto", "tcp")[seed % 2 == 0])
     over = threading.Event()
     with local_cluster(nodes=NODES, dram="4MiB", store="sqlite", master_options=OPTIONS) as cluster:
         works = [Workload(cluster.master, cluster.secret, 100 * seed + number) for number in range(3)]
