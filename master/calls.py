@@ -57,7 +57,9 @@ class Calls:
                 made[rpc.name] = self._unary(rpc.name, handler, request_type)
         return grpc.method_handlers_generic_handler(SERVICE, made)
 
-    def _unary(self, name: str, handler: Callable[[Any], Any], request_type: type[Message]) -> grpc.RpcMethodHandler:
+    def _unary(
+        self, name: str, handler: Callable[[Any], Any], request_type: type[Message]
+    ) -> grpc.RpcMethodHandler[Any, Any]:
         path, called = f"/{SERVICE}/{name}", self._metrics.called
         waits = inspect.iscoroutinefunction(handler)
 
@@ -79,7 +81,7 @@ class Calls:
 
     def _stream(
         self, name: str, handler: Callable[..., AsyncGenerator[Message, None]], request_type: type[Message], both: bool
-    ) -> grpc.RpcMethodHandler:
+    ) -> grpc.RpcMethodHandler[Any, Any]:
         path = f"/{SERVICE}/{name}"
 
         async def call(data: Any, context: Any) -> None:

@@ -33,22 +33,24 @@ class ChunkCalls:
 
     # ---------------------------------------------------------------- puts
 
-    async def PutStart(self, request: pb.PutStartRequest) -> pb.PutStartReply:  # noqa: N802
+    async def PutStart(self, request: pb.PutStartRequest) -> pb.PutStartReply:
         """Give room for chunks."""
         core = self._core
         core.check_open()
         session = core.sessions.get(request.session)
+        await core.keep_writer(session)
         count = self._count(request.hashes)
         sized("lengths", request.lengths, 8, 8 * count)
         sized("parents", request.parents, 0, HASH_BYTES, HASH_BYTES * count)
         if request.replicas > _REPLICAS_MAX or request.shards > _SHARDS_MAX:
             raise InvalidRequestError(
-                f"{request.replicas} replicas of {request.shards} shards", hint=f"{_REPLICAS_MAX} and {_SHARDS_MAX} at most"
+                f"{request.replicas} replicas of {request.shards} shards",
+                hint=f"{_REPLICAS_MAX} and {_SHARDS_MAX} at most",
             )
         namespace = await core.name_namespace(request.namespace)
         return await Put(core, session, namespace, request).run()
 
-    async def PutCommit(self, request: pb.PutCommitRequest) -> pb.ItemsReply:  # noqa: N802
+    async def PutCommit(self, request: pb.PutCommitRequest) -> pb.ItemsReply:
         """Make chunks visible, after they are durable."""
         core = self._core
         session = core.sessions.get(request.session)
@@ -88,7 +90,7 @@ class ChunkCalls:
         if complete:
             core.events.add(Entry(pb.Event.COMMITTED, complete))
 
-    def PutAbort(self, request: pb.PutAbortRequest) -> pb.ItemsReply:  # noqa: N802
+    def PutAbort(self, request: pb.PutAbortRequest) -> pb.ItemsReply:
         """Give up what PutStart gave."""
         core = self._core
         session = core.sessions.get(request.session)
@@ -111,14 +113,14 @@ class ChunkCalls:
 
     # ---------------------------------------------------------------- reads
 
-    def Exists(self, request: pb.ExistsRequest) -> pb.ItemsReply:  # noqa: N802
+    def Exists(self, request: pb.ExistsRequest) -> pb.ItemsReply:
         """Say which chunks are there. It extends nothing."""
         core, hashes = self._core, request.hashes
         self._count(hashes)
         statuses = core.index.exists(core.namespace(request.namespace), hashes)
         return pb.ItemsReply(header=core.header, statuses=statuses)
 
-    def MatchPrefix(self, request: pb.MatchPrefixRequest) -> pb.MatchPrefixReply:  # noqa: N802
+    def MatchPrefix(self, request: pb.MatchPrefixRequest) -> pb.MatchPrefixReply:
         """Say how many of the first chunks are there."""
         core, hashes = self._core, request.hashes
         count = self._count(hashes)
@@ -128,7 +130,7 @@ class ChunkCalls:
         core.metrics.counts["lookup_hits_items"] += matched
         return pb.MatchPrefixReply(header=core.header, matched=matched, lease_ms=lease)
 
-    def Locate(self, request: pb.LocateRequest) -> pb.LocateReply:  # noqa: N802
+    def Locate(self, request: pb.LocateRequest) -> pb.LocateReply:
         """Say where chunks are, for as long as the lease."""
         core, hashes = self._core, request.hashes
         count = self._count(hashes)
@@ -138,13 +140,11 @@ class ChunkCalls:
         )
         core.metrics.counts["lookups_items"] += count
         core.metrics.counts["lookup_hits_items"] += statuses.count(pb.OK)
-        return pb.LocateReply(
-            header=core.header, statuses=statuses, extents=extents, replicas=replicas, lease_ms=lease
-        )
+        return pb.LocateReply(header=core.header, statuses=statuses, extents=extents, replicas=replicas, lease_ms=lease)
 
     # ---------------------------------------------------------------- removal
 
-    async def Remove(self, request: pb.RemoveRequest) -> pb.ItemsReply:  # noqa: N802
+    async def Remove(self, request: pb.RemoveRequest) -> pb.ItemsReply:
         """Remove chunks."""
         core = self._core
         self._count(request.hashes)
@@ -165,7 +165,7 @@ class ChunkCalls:
             await core.to_the_end(core.delete(slots))
         return pb.ItemsReply(header=core.header, statuses=statuses)
 
-    async def RemovePrefix(self, request: pb.RemovePrefixRequest) -> pb.RemovePrefixReply:  # noqa: N802
+    async def RemovePrefix(self, request: pb.RemovePrefixRequest) -> pb.RemovePrefixReply:
         """Remove a chunk and all that descend from it."""
         core = self._core
         sized("hash", request.hash, HASH_BYTES)
@@ -173,15 +173,13 @@ class ChunkCalls:
         # There may be millions.
         slots, in_use = await asyncio.to_thread(core.index.remove_prefix, namespace, request.hash)
         if slots:
-            core.events.add(
-                Entry(pb.Event.REMOVED, namespace.to_bytes(4, "little") + request.hash, descendants=True)
-            )
+            core.events.add(Entry(pb.Event.REMOVED, namespace.to_bytes(4, "little") + request.hash, descendants=True))
             await core.to_the_end(core.delete(slots))
         return pb.RemovePrefixReply(header=core.header, removed=len(slots) // 4, in_use=in_use)
 
     # ---------------------------------------------------------------- pins
 
-    def Pin(self, request: pb.PinRequest) -> pb.PinReply:  # noqa: N802
+    def Pin(self, request: pb.PinRequest) -> pb.PinReply:
         """Keep chunks for as long as the session, or until Unpin."""
         core = self._core
         session = core.sessions.get(request.session)
@@ -196,7 +194,7 @@ class ChunkCalls:
             session.pins[pin] = pinned
         return pb.PinReply(header=core.header, statuses=statuses, pin=pin if pinned else 0)
 
-    def Unpin(self, request: pb.UnpinRequest) -> pb.UnpinReply:  # noqa: N802
+    def Unpin(self, request: pb.UnpinRequest) -> pb.UnpinReply:
         """Let go of what a handle holds."""
         core = self._core
         session = core.sessions.get(request.session)
@@ -206,7 +204,7 @@ class ChunkCalls:
             unpinned = core.index.unpin(session.owner, request.pin)
         return pb.UnpinReply(header=core.header, unpinned=unpinned)
 
-    def Move(self, request: pb.MoveRequest) -> pb.ItemsReply:  # noqa: N802
+    def Move(self, request: pb.MoveRequest) -> pb.ItemsReply:
         """Not yet."""
         raise UnsupportedError(
             "moving chunks between segments is not there yet", hint="drain the segment and let its chunks be evicted"

@@ -54,7 +54,9 @@ def _secret(text: str | None) -> bytes | None:
 @click.option("--policy", metavar="NAME", help="What goes first when there is no room: prefix, s3fifo, lru.")
 @click.option("--chunks-max", type=int, metavar="N", help="Most chunks.  [default: 16777216]")
 @click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="TOML file with a table [master].")
-@click.option("--ready-fd", type=int, metavar="N", help="Write the address to this descriptor when it serves, and close it.")
+@click.option(
+    "--ready-fd", type=int, metavar="N", help="Write the address to this descriptor when it serves, and close it."
+)
 @click.option("-v", "--verbose", is_flag=True, help="Say what happens.")
 def master(*, config: Path | None, ready_fd: int | None, verbose: bool, secret: str | None, **options: Any) -> None:
     """Run the master of a pool.

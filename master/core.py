@@ -76,6 +76,7 @@ class Core:
         self._unreclaimed = bytearray()
         self._hosts: dict[str, int] = {}
         self._space = asyncio.Event()
+        self._naming: dict[str, asyncio.Future[int]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
     # ---------------------------------------------------------------- restart
@@ -122,17 +123,27 @@ class Core:
             return known
         if not name or len(name.encode()) > _NAMESPACE_MAX:
             raise InvalidRequestError(f"a namespace of {len(name.encode())} bytes", hint=f"1 to {_NAMESPACE_MAX} bytes")
-        if len(self.namespaces) >= self.settings.namespaces_max:
-            raise LimitError(f"there are {len(self.namespaces)} namespaces already", hint="namespaces_max of the master")
+        if len(self._namespace_names) >= self.settings.namespaces_max:
+            raise LimitError(
+                f"there are {len(self.namespaces)} namespaces already", hint="namespaces_max of the master"
+            )
+        naming = self._naming.get(name)
+        if naming is None:
+            # Several may ask for it at once, and it has one number.
+            naming = self._naming[name] = asyncio.ensure_future(self._name_namespace(name))
+            naming.add_done_callback(lambda _: self._naming.pop(name))
+        return await asyncio.shield(naming)
+
+    async def _name_namespace(self, name: str) -> int:
         number = max(self._namespace_names, default=0) + 1
-        # Taken at once, so that nobody else takes it meanwhile; nothing is in it before it is durable.
         self._namespace_names[number] = name
         try:
             await self.durable(self.store.put_namespace(name, number))
-        except BaseException:
-            self._namespace_names.pop(number, None)
+        except StoreUnavailableError:
+            del self._namespace_names[number]
             raise
-        return self.namespaces.setdefault(name, number)
+        self.namespaces[name] = number
+        return number
 
     @staticmethod
     async def durable(done: Future[None]) -> None:
@@ -168,7 +179,7 @@ class Core:
         """Wait until space is freed, or for so long."""
         try:
             await asyncio.wait_for(self._space.wait(), seconds)
-        except (TimeoutError, asyncio.TimeoutError):  # noqa: UP041  # two classes before Python 3.11
+        except (TimeoutError, asyncio.TimeoutError):  # two classes before Python 3.11
             return
 
     async def evict(self, want_bytes: int) -> int:
@@ -234,8 +245,14 @@ class Core:
             self.segments.lose(segment, why, self.sweep_round)
 
     async def keep_writer(self, session: Session) -> None:
-        """Make durable who may write from now on."""
-        await self.durable(self.store.put_writer(Writer(session.id, session.incarnation)))
+        """See that the store knows who may write from now on.
+
+        Raises:
+            StoreUnavailableError: it does not.
+        """
+        if session.kept is None:
+            session.kept = self.store.put_writer(Writer(session.id, session.incarnation))
+        await self.durable(session.kept)
 
     def forget_writers(self, waiting: set[int]) -> None:
         """Forget sessions that have ended and of which nothing waits for a fence.
@@ -243,7 +260,7 @@ class Core:
         Args:
             waiting: owners of whom something does.
         """
-        over = [s for s in self.sessions.by_owner.values() if s.ended and s.owner not in waiting]
+        over = [session for owner, session in self.sessions.ended.items() if owner not in waiting]
         ids = [session.id for session in over if session.id not in self.old_writers]
         for session in over:
             self.sessions.forget(session)

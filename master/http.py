@@ -61,7 +61,7 @@ class StatusPages:
         try:
             if len(self._connections) <= _CONNECTIONS_MAX:
                 await asyncio.wait_for(self._answer(reader, writer), _SECONDS)
-        except (OSError, ValueError, EOFError, TimeoutError, asyncio.TimeoutError) as error:  # noqa: UP041
+        except (OSError, ValueError, EOFError, TimeoutError, asyncio.TimeoutError) as error:
             _log.debug("a request for a status page came to nothing: %s", error)
         finally:
             self._connections.discard(task)

@@ -87,14 +87,20 @@ class _Sweep:
 
 async def _evict(core: Core) -> None:
     settings = core.settings
-    stats = core.index.stats()
-    if stats["used_bytes"] <= settings.high_watermark * stats["capacity_bytes"]:
+    used, capacity = _used(core)
+    if used <= settings.high_watermark * capacity:
         return
     for _ in range(_EVICT_STEPS):
-        excess = stats["used_bytes"] - round(settings.low_watermark * stats["capacity_bytes"])
+        excess = used - round(settings.low_watermark * capacity)
         if excess <= 0 or not await core.evict(min(excess, _EVICT_BYTES)):
             return
-        stats = core.index.stats()
+        used, capacity = _used(core)
+
+
+def _used(core: Core) -> tuple[int, int]:
+    """Return bytes in use and the capacity. What waits to be free is not in use: no eviction makes it free earlier."""
+    stats = core.index.stats()
+    return stats["used_bytes"] - stats["condemned_bytes"], stats["capacity_bytes"]
 
 
 def _segments(core: Core) -> None:

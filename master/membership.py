@@ -14,6 +14,7 @@ from moonpool.master.errors import (
     InvalidRequestError,
     LimitError,
     SegmentLostError,
+    StoreUnavailableError,
 )
 from moonpool.master.packed import count_of
 from moonpool.master.segments import Segment
@@ -46,14 +47,14 @@ class MembershipCalls:
 
     # ---------------------------------------------------------------- sessions
 
-    async def Heartbeat(self, requests: AsyncIterator[pb.HeartbeatRequest]) -> AsyncIterator[pb.HeartbeatReply]:  # noqa: N802
+    async def Heartbeat(self, requests: AsyncIterator[pb.HeartbeatRequest]) -> AsyncIterator[pb.HeartbeatReply]:
         """Hold a session for as long as messages come."""
         self._core.check_open()
         try:
             first = await asyncio.wait_for(anext(requests), self._timeout)
         except StopAsyncIteration:
             return
-        except (TimeoutError, asyncio.TimeoutError):  # noqa: UP041  # two classes before Python 3.11
+        except (TimeoutError, asyncio.TimeoutError):  # two classes before Python 3.11
             raise InvalidRequestError("no Hello came", hint="Hello is the first message") from None
         if first.WhichOneof("kind") != "hello":
             raise InvalidRequestError("the first message is no Hello", hint="Hello is the first message")
@@ -77,13 +78,13 @@ class MembershipCalls:
             raise InvalidRequestError("this session has another incarnation or kind", hint="a new session id")
         if session is None:
             session = core.sessions.new(hello, core.host(hello.host_id), now_ms())
-            if session.kind == pb.CLIENT:
-                try:
-                    await core.keep_writer(session)
-                except BaseException:
-                    core.end_session(session, "it could not be made durable")
-                    raise
             self._hold(session, hello)
+        if session.kind == pb.CLIENT:
+            try:
+                await core.keep_writer(session)
+            except StoreUnavailableError:
+                core.end_session(session, "it could not be made durable")
+                raise
         session.seen_ms = now_ms()
         if session.outbox is not None:
             session.outbox.close()
@@ -95,9 +96,7 @@ class MembershipCalls:
         """Pin again what it held with a master that this one follows."""
         for held in hello.pins:
             count_of(held.hashes, self._core.settings.batch_max)
-            statuses = self._core.index.pin(
-                session.owner, held.pin, self._core.namespace(held.namespace), held.hashes
-            )
+            statuses = self._core.index.pin(session.owner, held.pin, self._core.namespace(held.namespace), held.hashes)
             if pinned := statuses.count(pb.OK):
                 session.pins[held.pin] = pinned
 
@@ -109,7 +108,11 @@ class MembershipCalls:
         waits: dict[str, asyncio.Task[Any]] = {}
         try:
             while not outbox.closed and not core.closing.is_set():
-                for name, wait in (("read", requests.__anext__), ("send", outbox.changed.wait), ("end", core.closing.wait)):
+                for name, wait in (
+                    ("read", requests.__anext__),
+                    ("send", outbox.changed.wait),
+                    ("end", core.closing.wait),
+                ):
                     if name not in waits:
                         waits[name] = asyncio.ensure_future(wait())
                 await asyncio.wait(waits.values(), return_when=asyncio.FIRST_COMPLETED)
@@ -149,7 +152,7 @@ class MembershipCalls:
 
     # ---------------------------------------------------------------- segments
 
-    async def MountSegment(self, request: pb.MountSegmentRequest) -> pb.MountSegmentReply:  # noqa: N802
+    async def MountSegment(self, request: pb.MountSegmentRequest) -> pb.MountSegmentReply:
         """Take memory of a node into the pool."""
         core = self._core
         core.check_open()
@@ -224,7 +227,7 @@ class MembershipCalls:
         _log.info("segment %d of node %r is back", row.segment, row.node)
         return segment
 
-    def UnmountSegment(self, request: pb.UnmountSegmentRequest) -> pb.UnmountSegmentReply:  # noqa: N802
+    def UnmountSegment(self, request: pb.UnmountSegmentRequest) -> pb.UnmountSegmentReply:
         """Give memory back to its node. Its chunks are gone."""
         core = self._core
         session = core.sessions.get(request.session)
@@ -236,7 +239,7 @@ class MembershipCalls:
         core.segments.lose(segment, "it was unmounted", core.sweep_round)
         return pb.UnmountSegmentReply(header=core.header)
 
-    async def Drain(self, request: pb.DrainRequest) -> pb.DrainReply:  # noqa: N802
+    async def Drain(self, request: pb.DrainRequest) -> pb.DrainReply:
         """Put nothing new into a segment, or do so again."""
         core = self._core
         segment = core.segments.get(request.segment)
@@ -253,7 +256,7 @@ class MembershipCalls:
             return 0
         return self._core.index.segment_stats(segment.row.segment)["extents"]
 
-    def ReportFailure(self, request: pb.ReportFailureRequest) -> pb.ReportFailureReply:  # noqa: N802
+    def ReportFailure(self, request: pb.ReportFailureRequest) -> pb.ReportFailureReply:
         """Somebody could not read or write there."""
         core = self._core
         session = core.sessions.get(request.session)

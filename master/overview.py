@@ -21,19 +21,19 @@ class OverviewCalls:
     def __init__(self, core: Core) -> None:
         self._core = core
 
-    def ListSegments(self, request: pb.ListSegmentsRequest) -> pb.ListSegmentsReply:  # noqa: N802
+    def ListSegments(self, request: pb.ListSegmentsRequest) -> pb.ListSegmentsReply:
         """Return every segment that is not lost."""
         del request
         core = self._core
         segments = [_segment(core, segment) for segment in core.segments.all.values() if not segment.row.lost]
         return pb.ListSegmentsReply(header=core.header, segments=segments)
 
-    def Stats(self, request: pb.StatsRequest) -> pb.StatsReply:  # noqa: N802
+    def Stats(self, request: pb.StatsRequest) -> pb.StatsReply:
         """Return what /status answers."""
         del request
         return pb.StatsReply(header=self._core.header, json=json.dumps(status(self._core)))
 
-    async def WatchEvents(self, request: pb.WatchEventsRequest) -> AsyncIterator[pb.Event]:  # noqa: N802
+    async def WatchEvents(self, request: pb.WatchEventsRequest) -> AsyncIterator[pb.Event]:
         """Yield what happens, from a cursor on."""
         core, events = self._core, self._core.events
         cursor = request.cursor

@@ -38,7 +38,7 @@ def sized(name: str, value: bytes, *allowed: int) -> bytes:
     return value
 
 
-def positions(statuses: bytes, status: int) -> list[int]:
+def positions(statuses: bytes | bytearray, status: int) -> list[int]:
     """Return where a status is."""
     found, place = [], statuses.find(status)
     while place >= 0:

@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Final
 
 from moonpool.master.core import Core, now_ms
+from moonpool.master.errors import StoreUnavailableError
 from moonpool.master.packed import HASH_BYTES, per_item, positions, replace, take, total_length
 from moonpool.master.sessions import Session
 from moonpool.proto import pool_pb2 as pb
 
 __all__ = ["Put"]
 
+_log = logging.getLogger("moonpool.master")
 _EXTENT_BYTES: Final = 32
 # Of a header, and of what is lost by rounding to a multiple of 64 bytes.
 _PER_EXTENT: Final = 128
@@ -84,7 +87,7 @@ class Put:
             want = (total_length(request.lengths, missing) + _PER_EXTENT * len(missing)) * self._replicas
             evicted = 0
             if evicted_in_all <= want * _MORE_MAX and core.segments.any_writable(request.avoid):
-                evicted = await core.evict(want * more)
+                evicted = await self._evict(want * more)
                 evicted_in_all += evicted
             if not self._session.ended:
                 self._again(missing, parents, statuses, extents)
@@ -95,6 +98,14 @@ class Put:
                 more = min(more * _MORE, _MORE_MAX)
             else:
                 await core.wait_for_space(min(left, _LOOK_S))
+
+    async def _evict(self, want: int) -> int:
+        try:
+            return await self._core.evict(want)
+        except StoreUnavailableError as error:
+            # The caller has been given a part, which it must hear of. The loop that reclaims tries again.
+            _log.warning("what was evicted is not free yet: %s", error)
+            return 0
 
     def _again(self, missing: list[int], parents: bytes, statuses: bytearray, extents: bytearray) -> None:
         request = self._request

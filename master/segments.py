@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Collection
@@ -12,7 +13,6 @@ from typing import Final
 from moonpool._index import ChunkIndex
 from moonpool.master.errors import SegmentLostError, SegmentUnknownError
 from moonpool.master.events import Entry, Events
-from moonpool.master.packed import pairs
 from moonpool.master.sessions import Session
 from moonpool.master.store import MetadataStore, SegmentRow
 from moonpool.proto import pool_pb2 as pb
@@ -104,7 +104,12 @@ class Segments:
         self.all[row.segment] = Segment(row)
         if row.lost:
             # Its chunks' records had not all been removed.
-            self._index.drop_segment(row.segment)
+            self._drop(row.segment)
+
+    def _drop(self, number: int) -> None:
+        # The index knows of a segment that was not mounted only when it has a chunk there.
+        with contextlib.suppress(KeyError):
+            self._index.drop_segment(number)
 
     def attach(self, segment: Segment, session: Session, ramp_up_ms: int, now_ms: int) -> None:
         """Its node is there: chunks in it can be read, and written unless somebody has to be fenced first."""
@@ -136,10 +141,7 @@ class Segments:
         self.lost += 1
         # Not waited for: when it is not kept, a later master gives the segment up because nobody mounts it.
         self._store.put_segment(segment.row)
-        self._index.drop_segment(number)
-        for owner, where in pairs(self._index.to_fence()):
-            if where == number:
-                self._index.fenced(owner, number)
+        self._drop(number)
         self.tell(segment)
 
     def report(self, segment: Segment, reporter: Session, now_ms: int, window_ms: int) -> None:
@@ -165,7 +167,10 @@ class Segments:
     def _quarantine(self, segment: Segment, quarantined: bool) -> None:
         segment.quarantined = quarantined
         _log.warning(
-            "segment %d of node %r is %s", segment.row.segment, segment.row.node, "quarantined" if quarantined else "back"
+            "segment %d of node %r is %s",
+            segment.row.segment,
+            segment.row.node,
+            "quarantined" if quarantined else "back",
         )
         self.apply(segment)
         self.tell(segment)

@@ -7,6 +7,7 @@ import asyncio
 import logging
 import threading
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc.aio
@@ -181,7 +182,7 @@ class Master:
         self._thread.start()
         try:
             self._started.result(_START_S)
-        except TimeoutError as error:
+        except FutureTimeoutError as error:
             raise StartError(f"the master on {settings.listen} did not start in {_START_S:.0f} s") from error
         self.address = self._server.address
         self.http_address = self._server.http_address
@@ -189,7 +190,7 @@ class Master:
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  # it ends the thread: whoever waits for it is told
             if self._started.done():
                 _log.exception("the master ended")
             else:

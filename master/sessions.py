@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -60,6 +61,7 @@ class Session:
         pins: what it holds: handle -> number of chunks.
         outbox: of the stream that is open now; None: none is.
         ended: it is over; what it may still write has yet to be fenced.
+        kept: done when the store knows it as a writer, which is before it is given anything.
     """
 
     id: bytes
@@ -75,6 +77,7 @@ class Session:
     pins: dict[int, int] = field(default_factory=dict)
     outbox: Outbox | None = None
     ended: bool = False
+    kept: Future[None] | None = None
 
 
 class Sessions:
@@ -90,6 +93,7 @@ class Sessions:
         self.alive: dict[bytes, Session] = {}
         #: By owner; those that ended stay until everything of them is fenced.
         self.by_owner: dict[int, Session] = {}
+        self.ended: dict[int, Session] = {}
 
     def get(self, session: bytes) -> Session:
         """Return a session that is alive.
@@ -124,6 +128,7 @@ class Sessions:
     def end(self, session: Session) -> None:
         """Take it from those that are alive."""
         session.ended = True
+        self.ended[session.owner] = session
         if self.alive.get(session.id) is session:
             del self.alive[session.id]
         if session.outbox is not None:
@@ -131,7 +136,7 @@ class Sessions:
 
     def forget(self, session: Session) -> None:
         """It has ended and nothing of it can write any more."""
-        del self.by_owner[session.owner]
+        del self.by_owner[session.owner], self.ended[session.owner]
 
 
 def check_hello(hello: pb.Hello) -> None:

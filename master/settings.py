@@ -60,11 +60,13 @@ class MasterSettings:
     listen: str = setting("127.0.0.1:7600", "Address for nodes and clients. Port 0 picks a free one.")
     http: str | None = setting(
         "127.0.0.1:7601",
-        "Address for /healthz, /metrics and /status over HTTP, which anybody may ask who can reach it. None serves none.",
+        "Address for /healthz, /metrics and /status over HTTP, which anybody may ask who can reach it. None serves "
+        "none.",
     )
     secret: bytes | None = setting(
         None,
-        "Cluster secret, the same on every host. Every call proves it; it never crosses the wire. Calls are not encrypted.",
+        "Cluster secret, the same on every host. Every call proves it; it never crosses the wire. Calls are not "
+        "encrypted.",
         secret=True,
     )
     insecure: bool = setting(False, "Allow listening beyond loopback without a secret.")
@@ -73,14 +75,15 @@ class MasterSettings:
         "sqlite:moonpool.db",
         "Where metadata is kept: sqlite:PATH, so that chunks are found again after a restart, or memory.",
     )
-    policy: str = setting(
-        "lru", "Which chunks go first when there is no room.", choices=("prefix", "s3fifo", "lru")
-    )
+    policy: str = setting("lru", "Which chunks go first when there is no room.", choices=("prefix", "s3fifo", "lru"))
     chunks_max: int = setting(
         16_777_216, "Most chunks. Beyond it puts are refused. One takes up to 200 bytes.", minimum=1, maximum=1 << 31
     )
     high_watermark: float = setting(
-        0.95, "Part of the capacity in use from which on chunks are evicted in the background.", minimum=0.0, maximum=1.0
+        0.95,
+        "Part of the capacity in use from which on chunks are evicted in the background.",
+        minimum=0.0,
+        maximum=1.0,
     )
     low_watermark: float = setting(0.90, "Part of the capacity at which that ends.", minimum=0.0, maximum=1.0)
     session_timeout: float = setting(
@@ -95,8 +98,8 @@ class MasterSettings:
     )
     put_begin: float = setting(
         5.0,
-        "How long after it asked for room a client may begin to write there; a put waits for room half as long at most. "
-        "After a restart, segments take no new chunks for so long.",
+        "How long after it asked for room a client may begin to write there; a put waits for room half as long at "
+        "most. After a restart, segments take no new chunks for so long.",
         unit="seconds",
         minimum=0.05,
         maximum=_DAY,
@@ -106,13 +109,18 @@ class MasterSettings:
     )
     lease_max: float = setting(
         10.0,
-        "Longest lease that a reader is given. After a restart nothing that was there before is overwritten for so long.",
+        "Longest lease that a reader is given. After a restart nothing that was there before is overwritten for so "
+        "long.",
         unit="seconds",
         minimum=0.01,
         maximum=_DAY,
     )
     ramp_up: float = setting(
-        10.0, "A new segment gets its full share of new chunks after this time.", unit="seconds", minimum=0.0, maximum=_DAY
+        10.0,
+        "A new segment gets its full share of new chunks after this time.",
+        unit="seconds",
+        minimum=0.0,
+        maximum=_DAY,
     )
     segment_grace: float = setting(
         60.0,

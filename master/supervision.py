@@ -61,7 +61,7 @@ class Loop:
                     await result
                 self.rounds += 1
                 self._failed_in_a_row = 0
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  # logged, counted, and shown by health
                 self.failures += 1
                 self._failed_in_a_row += 1
                 self.error = f"{type(error).__name__}: {error}"
@@ -73,7 +73,7 @@ class Loop:
     async def _pause(self) -> None:
         try:
             await asyncio.wait_for(self._wake.wait(), self._period)
-        except (TimeoutError, asyncio.TimeoutError):  # noqa: UP041  # two classes before Python 3.11
+        except (TimeoutError, asyncio.TimeoutError):  # two classes before Python 3.11
             return
         finally:
             self._wake.clear()

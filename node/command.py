@@ -50,7 +50,7 @@ def node(config: str | None, ready_fd: int | None, verbose: bool, **options: Any
     previous = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         with StoreNode(settings=settings) as lent:
-            line = f"segment {lent.segment} of {format_bytes(settings.dram)} is lent at {lent.address}"
+            line = f"moonpool node: segment {lent.segment} of {format_bytes(settings.dram)} is lent at {lent.address}"
             click.echo(line)
             if ready_fd is not None:
                 os.write(ready_fd, f"{line}\n".encode())

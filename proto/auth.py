@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import grpc
 import grpc.aio
+
 from moonpool.proto.errors import AuthenticationError
 
 __all__ = ["METADATA", "WINDOW_S", "Signer", "Verifier", "aio_channel", "channel"]
@@ -160,8 +161,11 @@ class _SyncSigning(
     def _call(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
         return continuation(_SyncDetails(client_call_details, self._signer), request)
 
-    intercept_unary_unary = intercept_unary_stream = _call
-    intercept_stream_unary = intercept_stream_stream = _call
+    # Four interfaces for one thing, each with types of its own.
+    intercept_unary_unary: Any = _call
+    intercept_unary_stream: Any = _call
+    intercept_stream_unary: Any = _call
+    intercept_stream_stream: Any = _call
 
 
 class _SyncDetails(grpc.ClientCallDetails):

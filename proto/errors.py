@@ -8,10 +8,11 @@ The master answers a call that cannot be carried out with a gRPC status and an `
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Any, Final
 
 import grpc
 from google.protobuf.message import DecodeError
+
 from moonpool.errors import MoonpoolError
 from moonpool.proto import pool_pb2
 
@@ -195,7 +196,7 @@ def _reason(text: str) -> str:
 
 
 def _detail(error: grpc.RpcError) -> pool_pb2.ErrorDetail | None:
-    trailing = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
+    trailing: Any = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
     for key, value in trailing or ():
         if key == TRAILER and isinstance(value, bytes):
             try:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from moonpool.errors import MoonpoolError
 from moonpool.proto import pool_pb2 as pb
-from moonpool.store_client.errors import ClientClosedError, NodeUnreachableError
+from moonpool.store_client.errors import ClientClosedError, StoreTimeoutError
 from moonpool.store_client.moves import Move, Moved, Place
 from moonpool.store_client.packing import HEADER_BYTES, Int64s, Records
 from moonpool.store_client.rpc import MasterLink
@@ -27,10 +27,9 @@ from moonpool.store_client.values import Registered
 from moonpool.transfer_engine import EngineSettings, TransferEngine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from moonpool.store_client.settings import StoreClientSettings
     from moonpool.store_client.values import Memory, Piece
+    from moonpool.transfer_engine import Transfer
 
 __all__ = ["Core", "Job"]
 
@@ -42,6 +41,7 @@ _SESSION_LOOK: Final = 0.02
 # Until a node that was cut off for being slow is known to write no more; the caller waits for its own memory.
 _SETTLE_OWN: Final = 5.0
 _SETTLE_STAGED: Final = 0.05
+_DEADLINE: Final = "DEADLINE"
 
 
 class Job:
@@ -54,13 +54,26 @@ class Job:
         self.rows = rows
         self.move = move
         self.error = error
-        self.by_cpu = True
+        #: Whether the time that the node was given was less than the patience that it deserves.
+        self.hurried = False
 
     def finish(self, settle_seconds: float) -> Moved:
         """Wait for the end of it."""
         if self.move is None:
             return Moved(np.zeros(len(self.rows), dtype=np.bool_), error=self.error)
-        return self.move.finish(settle_seconds)
+        moved = self.move.finish(settle_seconds)
+        self.error = moved.error
+        return moved
+
+    @property
+    def blamed(self) -> bool:
+        """Whether the node is at fault, as far as can be told from here."""
+        return self.error is not None and not (self.hurried and self.error.code == _DEADLINE)
+
+    @property
+    def unsettled(self) -> list[Transfer]:
+        """The transfers that may still touch memory, here or there."""
+        return [] if self.move is None else self.move.unsettled
 
 
 class Core:
@@ -105,7 +118,8 @@ class Core:
         at: Int64s | int,
         deadline: float,
         digest: bool,
-    ) -> Iterable[Job]:
+        jobs: list[Job],
+    ) -> list[Job]:
         """Start the moves of `rows` of `place` to or from the segments of their extents.
 
         Args:
@@ -116,19 +130,26 @@ class Core:
             at: what is moved of each payload begins there.
             deadline: of `time.monotonic`.
             digest: compute digests where a CPU touches the bytes.
+            jobs: gets what was started, at once, whatever happens next.
+
+        Returns:
+            What was started.
         """
-        order = np.argsort(extents["segment"], kind="stable")
-        segments, starts = np.unique(extents["segment"][order], return_index=True)
-        jobs = []
-        for segment, some in zip(segments.tolist(), np.split(order, starts[1:]), strict=True):
+        started = []
+        for segment, some in _by_segment(extents["segment"]):
             job = Job(segment, some, None, None)
+            started.append(job)
+            jobs.append(job)
             try:
                 target = self.segments.target(segment, deadline)
                 offsets = extents["offset"][some].astype(np.int64)
                 nbytes = int(place.lengths[rows[some]].sum())
                 patience = self.settings.progress_timeout + nbytes / self.settings.slowest_rate
+                now = time.monotonic()
+                job.hurried = deadline < now + patience
+                if now >= deadline:
+                    raise StoreTimeoutError("the time is over before anything was begun")
                 payloads = offsets + HEADER_BYTES + (at if isinstance(at, int) else at[some])
-                job.by_cpu = target.by_cpu
                 job.move = Move.start(
                     self.engine,
                     target,
@@ -137,20 +158,23 @@ class Core:
                     rows[some],
                     offsets,
                     payloads,
-                    min(deadline, time.monotonic() + patience),
+                    min(deadline, now + patience),
                     digest and target.by_cpu,
                 )
-            except (MoonpoolError, TimeoutError) as error:
-                job.error = error if isinstance(error, MoonpoolError) else None
-            jobs.append(job)
-        return jobs
+            except MoonpoolError as error:
+                job.error = error
+        return started
 
     def settle_seconds(self, place: Place) -> float:
         """How long a failed move is waited for: memory of the caller must be quiet, staging can be left alone."""
         return _SETTLE_STAGED if place.joined else _SETTLE_OWN
 
-    def give_back(self, piece: Piece, unsettled: list[Any]) -> None:
-        """Nobody needs the place of a piece any more, except perhaps these transfers."""
+    def give_back(self, piece: Piece, jobs: list[Job]) -> None:
+        """Nobody needs the place of a piece any more, except perhaps transfers of these jobs that are not settled."""
+        for job in jobs:
+            if job.move is not None:
+                job.move.cancel(self.settle_seconds(piece.place))
+        unsettled = [transfer for job in jobs for transfer in job.unsettled]
         if unsettled:
             self.staging.give_back_later(piece.slice_, unsettled)
         else:
@@ -183,11 +207,10 @@ class Core:
         request = pb.ReportFailureRequest(session=self.session.id, segment=segment, cause=str(error)[:500])
         self.aside("ReportFailure", request)
 
-    def failed(self, segment: int, error: MoonpoolError | None) -> None:
+    def failed(self, segment: int, error: MoonpoolError) -> None:
         """Avoid a segment, and tell the master of it in passing."""
         if self.closed.is_set():
             raise ClientClosedError("the client is closed")
-        error = error if error is not None else NodeUnreachableError(f"segment {segment} was not reached in time")
         self.segments.failed(segment, error)
         self.report(segment, error)
 
@@ -231,6 +254,17 @@ class Core:
     def _close_engine(self) -> None:
         if self._own_engine:
             self.engine.close()
+
+
+def _by_segment(segments: npt.NDArray[np.uint32]) -> list[tuple[int, npt.NDArray[np.intp]]]:
+    """Return the positions of each segment."""
+    if not len(segments):
+        return []
+    if (segments == segments[0]).all():
+        return [(int(segments[0]), np.arange(len(segments)))]
+    order = np.argsort(segments, kind="stable")
+    different, starts = np.unique(segments[order], return_index=True)
+    return list(zip(different.tolist(), np.split(order, starts[1:]), strict=True))
 
 
 def _open_engine(settings: StoreClientSettings) -> TransferEngine:

@@ -33,6 +33,7 @@ __all__ = [
     "SelfTestError",
     "StagingFullError",
     "StoreArgumentError",
+    "StoreTimeoutError",
 ]
 
 
@@ -114,6 +115,12 @@ class NodeUnreachableError(MoonpoolError, ConnectionError):
     """No node that has the chunk, or that could take it, can be reached."""
 
     default_code = "NODE_UNREACHABLE"
+
+
+class StoreTimeoutError(MoonpoolError, TimeoutError):
+    """The time that the call was given was over before anything was begun."""
+
+    default_code = "DEADLINE"
 
 
 class StagingFullError(MoonpoolError, TimeoutError):

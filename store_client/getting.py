@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from moonpool.store_client.core import Core, Job
     from moonpool.store_client.moves import Moved, Place
     from moonpool.store_client.values import Memory, Piece
-    from moonpool.transfer_engine import Transfer
 
 __all__ = ["GetRequest", "get"]
 
@@ -175,7 +174,7 @@ class _Piecewise:
         self._tried = located.extents["segment"] == NO_SEGMENT
         self._corrupt = np.zeros(len(self._items), dtype=np.bool_)
         self._failure: MoonpoolError | None = None
-        self._unsettled: list[Transfer] = []
+        self._jobs: list[Job] = []
         matrix = hash_matrix(request.hashes)
         self._hashes = matrix[self._items]
 
@@ -196,11 +195,13 @@ class _Piecewise:
                 if len(pending):
                     pending = pending[~self._read(piece, pending, choice)]
         finally:
-            core.give_back(piece, self._unsettled)
+            core.give_back(piece, self._jobs)
 
     def _choose(self, pending: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
         """Return the replica to read next for each row; -1: none is left."""
         segments = self._extents["segment"][pending]
+        if segments.shape[1] == 1:
+            return np.where(self._tried[pending, 0], -1, 0)
         different, inverse = np.unique(segments, return_inverse=True)
         avoided, host = set(self._core.segments.avoided()), self._core.host_id
         weights = np.array(
@@ -226,18 +227,17 @@ class _Piecewise:
         whole = request.starts is None
         at: Any = 0 if request.starts is None else request.starts[self._items[pending]]
         deadline = min(request.deadline, self._until)
-        jobs = core.start_moves("read", place, pending, extents, at, deadline, whole)
+        jobs = core.start_moves("read", place, pending, extents, at, deadline, whole, self._jobs)
         finished = np.zeros(len(pending), dtype=np.bool_)
         for job in jobs:
             moved = job.finish(core.settle_seconds(place))
             # After the bytes have come, and before anything is believed.
             in_time = time.monotonic() < self._until
-            self._unsettled += moved.transfers
             if not in_time:
                 self._late(len(job.rows))
                 finished[job.rows] = True
                 continue
-            good = self._verified(place, pending[job.rows], extents[job.rows], moved, job, whole)
+            good = self._verified(place, pending[job.rows], extents[job.rows], moved, whole)
             self._blame(job, moved, good, pending[job.rows])
             finished[job.rows[good]] = True
             rows = pending[job.rows[good]]
@@ -248,7 +248,7 @@ class _Piecewise:
         return finished
 
     def _verified(
-        self, place: Place, rows: npt.NDArray[np.intp], extents: Records, moved: Moved, job: Job, whole: bool
+        self, place: Place, rows: npt.NDArray[np.intp], extents: Records, moved: Moved, whole: bool
     ) -> npt.NDArray[np.bool_]:
         good = moved.good.copy()
         if not good.any():
@@ -265,9 +265,10 @@ class _Piecewise:
         return good
 
     def _blame(self, job: Job, moved: Moved, good: npt.NDArray[np.bool_], rows: npt.NDArray[np.intp]) -> None:
-        if moved.error is not None:
-            self._failure = moved.error
-            self._core.failed(job.segment, moved.error)
+        if job.error is not None:
+            self._failure = job.error
+            if job.blamed:
+                self._core.failed(job.segment, job.error)
         corrupt = moved.good & ~good
         if corrupt.any():
             self._corrupt[rows[corrupt]] = True

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -50,14 +50,12 @@ class Moved:
         digests: of the payloads, as the engine computed them; None when it was not asked.
         error: the first cause, when some are not good.
         settled: whether nothing of it can touch memory any more, here or there.
-        transfers: those that are not settled.
     """
 
     good: npt.NDArray[np.bool_]
     digests: npt.NDArray[np.uint64] | None = None
     error: MoonpoolError | None = None
     settled: bool = True
-    transfers: list[Transfer] = field(default_factory=list)
 
 
 @dataclass
@@ -134,6 +132,16 @@ class Move:
             self._error = error
         return self
 
+    @property
+    def unsettled(self) -> list[Transfer]:
+        """The transfers that may still touch memory, here or there."""
+        return [part.transfer for part in self._parts if not part.transfer.settled]
+
+    def cancel(self, settle_seconds: float) -> None:
+        """Stop what is still running."""
+        for transfer in self.unsettled:
+            _settle(transfer, settle_seconds)
+
     def finish(self, settle_seconds: float) -> Moved:
         """Wait for the end, which the deadline guarantees, and say what is in place.
 
@@ -155,7 +163,6 @@ class Move:
             moved.error = moved.error or error
             if not _settle(transfer, settle_seconds):
                 moved.settled = False
-                moved.transfers.append(transfer)
                 return
         if part.payloads:
             digests = transfer.digests

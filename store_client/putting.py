@@ -25,9 +25,8 @@ from moonpool.store_client.results import Outcome, Results
 from moonpool.transfer_engine import digest_batch
 
 if TYPE_CHECKING:
-    from moonpool.store_client.core import Core
+    from moonpool.store_client.core import Core, Job
     from moonpool.store_client.values import Memory, Piece
-    from moonpool.transfer_engine import Transfer
 
 __all__ = ["PutRequest", "put"]
 
@@ -35,6 +34,8 @@ _PENDING: Final = 255
 # Between two looks at a chunk that somebody else is writing.
 _LOOK_FIRST: Final = 0.005
 _LOOK_LAST: Final = 0.1
+# Where there is no room but in segments that failed, those are tried again so often.
+_FORGIVE: Final = 0.5
 # Of the time that the master gives for a put, what is left for the commit.
 _FOR_COMMIT: Final = 0.2
 
@@ -107,11 +108,12 @@ class _Piecewise:
         self._pending = np.arange(len(items))  # rows of the piece
         self._piece: Piece | None = None
         self._digests: npt.NDArray[np.uint64] = np.empty(0, dtype=np.uint64)
-        self._unsettled: list[Transfer] = []
+        self._jobs: list[Job] = []
         self._look = _LOOK_FIRST
-        self._space_until = min(request.deadline, time.monotonic() + core.settings.space_wait)
+        # From the first time that there is no room. Until then the master may have been away.
+        self._space_until: float | None = None
         self._failure: MoonpoolError | None = None  # of a node, the last one
-        self._again_without_avoiding = True
+        self._forgive_at = 0.0
 
     def run(self) -> None:
         try:
@@ -122,7 +124,7 @@ class _Piecewise:
                 self._attempt()
         finally:
             if self._piece is not None:
-                self._core.give_back(self._piece, self._unsettled)
+                self._core.give_back(self._piece, self._jobs)
 
     def _attempt(self) -> None:
         avoid = self._core.segments.avoided()
@@ -150,7 +152,9 @@ class _Piecewise:
         request, items = self._request, self._items[rows]
         lengths = request.memory.lengths[items]
         one = (lengths == lengths[0]).all()
-        wait = max(0.0, self._space_until - time.monotonic())
+        wait = self._core.settings.space_wait
+        if self._space_until is not None:
+            wait = max(0.0, self._space_until - time.monotonic())
         message = pb.PutStartRequest(
             session=self._core.session.id,
             namespace=request.namespace,
@@ -181,16 +185,18 @@ class _Piecewise:
         finished: npt.NDArray[np.bool_] = already.copy()
         if (granted | already | (statuses == pb.WRITING)).all():
             return finished
-        again = bool(avoid) and self._again_without_avoiding and self._failure is None
+        if self._space_until is None and (statuses == pb.NO_SPACE).any():
+            # The master has waited for some of it already.
+            self._space_until = time.monotonic() + self._core.settings.space_wait
         for index in np.flatnonzero(~granted & ~already & (statuses != pb.WRITING)).tolist():
             status = int(statuses[index])
-            if status == pb.NO_SPACE and (again or time.monotonic() < self._space_until):
+            if status == pb.NO_SPACE and self._space_until is not None and time.monotonic() < self._space_until:
                 continue
             self._request.fail(int(self._items[rows[index]]), self._refusal(status, retry_after))
             finished[index] = True
-        if again:
-            # The segments that are avoided may be the only ones, and well again.
-            self._again_without_avoiding = False
+        if avoid and time.monotonic() >= self._forgive_at:
+            # The segments that are avoided may be the only ones with room, and well again.
+            self._forgive_at = time.monotonic() + _FORGIVE
             self._core.segments.forgive(avoid)
         return finished
 
@@ -248,8 +254,8 @@ class _Piecewise:
         try:
             written, settled = self._write(rows, extents, deadline)
         except BaseException:
-            # No room in staging, or the client is being closed. Nothing of these was begun.
-            self._abort(rows, generations, settled=not self._unsettled)
+            # No room in staging, Ctrl-C, or the client is being closed.
+            self._abort(rows, generations, settled=not any(job.unsettled for job in self._jobs))
             raise
         good = written != 0
         done = np.zeros(len(rows), dtype=np.bool_)
@@ -267,13 +273,15 @@ class _Piecewise:
         core, place = self._core, self._prepared().place
         first = extents.copy()[:, 0]
         first["generation"] = extents["generation"].max(axis=1)
-        first["length"] = place.lengths[rows]
+        first["length"] = extents["length"].max(axis=1)
+        if (first["length"] != place.lengths[rows]).any():
+            raise errors.MasterError("the master gave room of another length than was asked for")
         hashes = self._request.hashes_of(self._items[rows])
         headers = header_bytes(first, self._digests[rows], hashes, self._request.shard)
         core.staging.bytes[place.header_offsets[rows][:, None] + np.arange(HEADER_BYTES)] = headers
         # All replicas at once: they are different segments, mostly on different hosts.
         which, replica = np.nonzero(extents["segment"] != NO_SEGMENT)
-        jobs = core.start_moves("write", place, rows[which], extents[which, replica], 0, deadline, False)
+        jobs = core.start_moves("write", place, rows[which], extents[which, replica], 0, deadline, False, self._jobs)
         written = np.zeros(len(rows), dtype=np.uint8)
         settled = True
         for job in jobs:
@@ -281,10 +289,10 @@ class _Piecewise:
             good = job.rows[moved.good]
             np.bitwise_or.at(written, which[good], (1 << replica[good]).astype(np.uint8))
             settled &= moved.settled
-            self._unsettled += moved.transfers
-            if moved.error is not None or job.error is not None:
-                self._failure = moved.error or job.error
-                core.failed(job.segment, self._failure)
+            if job.error is not None:
+                self._failure = job.error
+                if job.blamed:
+                    core.failed(job.segment, job.error)
         return written, settled
 
     def _commit(

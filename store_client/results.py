@@ -73,6 +73,8 @@ class Results:
             ChunkNotFoundError: the first that is not is a miss.
             MoonpoolError: it failed.
         """
+        if self.ok:
+            return
         for index, outcome in enumerate(self.outcomes):
             if outcome not in _GOOD:
                 missing = ChunkNotFoundError("there is no such chunk", item=index, hint="compute it, and put it")

@@ -7,12 +7,13 @@ import logging
 import threading
 import time
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moonpool.errors import MoonpoolError
 from moonpool.proto import pool_pb2 as pb
-from moonpool.store_client.errors import NodeUnreachableError
+from moonpool.store_client.errors import NodeUnreachableError, StoreTimeoutError
 from moonpool.transfer_engine import Peer, RemoteRegion, TransferEngine
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class SegmentTable:
         self._targets: dict[int, Future[Target]] = {}
         self._peers: dict[tuple[str, str], Peer] = {}
         self._avoided: dict[int, float] = {}
+        self._cluster = ""
         self.failures = 0
 
     def target(self, segment: int, deadline: float) -> Target:
@@ -57,7 +59,12 @@ class SegmentTable:
         Raises:
             NodeUnreachableError: the master knows no such segment, or its node cannot be reached.
         """
+        identity = self._link.identity
         with self._lock:
+            if identity is not None and identity.cluster_id != self._cluster:
+                # A master that remembers nothing counts segments from the beginning.
+                self._cluster = identity.cluster_id
+                self._known, self._targets, self._peers, self._avoided = {}, {}, {}, {}
             future = self._targets.get(segment)
             mine = future is None
             if future is None:
@@ -70,7 +77,10 @@ class SegmentTable:
                     self._targets.pop(segment, None)
                 future.set_exception(error)
                 raise
-        return future.result(timeout=max(0.0, deadline - time.monotonic()) + 1.0)
+        try:
+            return future.result(timeout=max(0.0, deadline - time.monotonic()))
+        except FutureTimeoutError as error:
+            raise StoreTimeoutError(f"segment {segment} was not reached in time") from error
 
     def host_of(self, segment: int) -> str:
         """Return the host of a segment; empty when it is not known."""

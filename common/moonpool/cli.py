@@ -74,8 +74,8 @@ def cli() -> None:
     A master knows where chunks are, nodes lend memory, clients read and write it. Each setting can also come from the
     environment or from the file that MOONPOOL_CONFIG names.
 
-    The exit status is 0 when it worked, 2 for a command line that makes no sense, 3 when something failed, and 130 after
-    Ctrl-C.
+    The exit status is 0 when it worked, 2 for a command line that makes no sense, 3 when something failed, and 130
+    after Ctrl-C.
     """
 
 

@@ -163,7 +163,7 @@ class LocalCluster:
             process = _Process(
                 "master",
                 ["master", "--listen", self._address or "127.0.0.1:0", "--store", self._store],
-                self._environment("MASTER", self._master_options),
+                self._environment("MASTER", {"http": "none", **self._master_options}),
             )
             try:
                 line = process.wait_ready(deadline)

@@ -122,7 +122,7 @@ class MetadataStore(ABC):
 
     @abstractmethod
     def new_segment(self) -> int:
-        """Return a number that no segment of this store has ever had, from 1 up. It counts as used with `put_segment`."""
+        """Return a number that no segment of this store has ever had, from 1 up. `put_segment` uses it up."""
 
     @abstractmethod
     def remove_segment(self, segment: int) -> Future[None]:

@@ -119,8 +119,7 @@ class EmbeddedStore(MetadataStore):
     def segments(self) -> list[SegmentRow]:
         """Return every segment."""
         return [
-            SegmentRow(*row[:7], draining=bool(row[7]), lost=bool(row[8]))
-            for row in self._read("SELECT * FROM segments ORDER BY segment")
+            SegmentRow(*row[:7], *map(bool, row[7:])) for row in self._read("SELECT * FROM segments ORDER BY segment")
         ]
 
     def namespaces(self) -> dict[str, int]:
@@ -134,9 +133,7 @@ class EmbeddedStore(MetadataStore):
     def load(self, page: int) -> Iterator[tuple[bytes, bytes]]:
         """Yield every record."""
         after = -1
-        while rows := self._read(
-            "SELECT slot, record FROM chunks WHERE slot > ? ORDER BY slot LIMIT ?", after, page
-        ):
+        while rows := self._read("SELECT slot, record FROM chunks WHERE slot > ? ORDER BY slot LIMIT ?", after, page):
             slots, records = zip(*rows, strict=True)
             after = slots[-1]
             yield array("I", slots).tobytes(), b"".join(records)

@@ -34,6 +34,10 @@ class _Waiting:
     #: A query: run apart from any transaction, its result is the future's.
     query: bool = False
 
+    def __post_init__(self) -> None:
+        # It cannot be cancelled: whoever waited may be gone, but the change is carried out.
+        self.done.set_running_or_notify_cancel()
+
 
 class WriteQueue:
     """Runs changes on a thread of its own, in order, as many in one transaction as wait. Thread-safe.

@@ -13,7 +13,7 @@ from moonpool.store_client.commands.common import connected, open_client
 
 __all__ = ["as_dict", "ls", "segment_table"]
 
-_BAR = 20
+_BAR = 10
 
 
 def as_dict(segment: pb.Segment) -> dict[str, Any]:
@@ -47,10 +47,10 @@ def segment_table(segments: list[pb.Segment]) -> Any:
 
     table = Table(box=None, pad_edge=False)
     for heading in ("segment", "node", "host", "address", "state"):
-        table.add_column(heading)
-    for heading in ("chunks", "used", "capacity"):
-        table.add_column(heading, justify="right")
-    table.add_column("fill", no_wrap=True)
+        # Rather over two lines than without its end.
+        table.add_column(heading, overflow="fold")
+    table.add_column("chunks", justify="right", no_wrap=True)
+    table.add_column("used", no_wrap=True)
     for one in sorted(segments, key=lambda one: one.segment):
         state = pb.SegmentState.Name(one.state).lower()
         table.add_row(
@@ -60,9 +60,7 @@ def segment_table(segments: list[pb.Segment]) -> Any:
             one.address,
             state if one.state == pb.ACTIVE else f"[yellow]{state}[/yellow]",
             f"{one.chunks:,}",
-            format_bytes(one.used_bytes),
-            format_bytes(one.capacity_bytes),
-            fill_bar(one.used_bytes, one.capacity_bytes),
+            f"{fill_bar(one.used_bytes, one.capacity_bytes)} of {format_bytes(one.capacity_bytes)}",
         )
     return table
 

@@ -64,7 +64,9 @@ def _pin_and_wait(master: str, secret: str, hashes: list[bytes], told: object) -
 
 
 def test_pins_of_a_killed_process_end() -> None:
-    with local_cluster(nodes=1, dram="16MiB", master_options={"session_timeout": "1s"}) as cluster:
+    with local_cluster(
+        nodes=1, dram="16MiB", master_options={"session_timeout": "1s", "heartbeat_interval": "200ms"}
+    ) as cluster:
         client = cluster.client()
         hashes = keys(4)
         client.put("a", hashes, [content(hash_, 100) for hash_ in hashes]).require()
