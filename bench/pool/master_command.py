@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import sys
 from collections.abc import Sequence
 from tempfile import TemporaryDirectory
@@ -105,6 +106,8 @@ def _perform(works: Sequence[RpcWork], given: dict[str, Any]) -> ExitStatus:
     except MoonpoolError as error:
         say(str(error))
         return ExitStatus.FAILED
+    # What a client logs of failures is in their errors, which are shown.
+    logging.getLogger("moonpool.store_client").setLevel(logging.ERROR)
     ending = Ending()
     findings = MasterFindings()
     with StatusLine() as line, ending:

@@ -21,6 +21,8 @@ from moonpool.bench.work import Layout
 from moonpool.store_client.packing import HEADER_BYTES
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from moonpool.bench.measure import Window
     from moonpool.bench.pool.work import StoreWork
     from moonpool.store_client.packing import Records
@@ -108,7 +110,7 @@ class Row(ABC):
         offsets, length = self._layout.offsets[blocks], self._work.block_bytes
         if self._work.memory == "registered":
             return self._region, offsets, np.full(len(offsets), length, dtype=np.int64)
-        view = memoryview(self._memory)
+        view = self._memory.data
         return [view[offset : offset + length] for offset in offsets.tolist()]
 
     def _client_side(self, hashes: bytes, *, once: bool) -> _Side:
@@ -177,14 +179,10 @@ class Row(ABC):
         if not verdict.ok:
             self._complain(who, f"{verdict.blocks_bad} chunks differ here: {verdict.detail}")
 
-    def _check_pool(self, who: str, extents: Records, window: int, done: list[tuple[int, int]]) -> None:
-        """Read what lies in the segments with the engine alone, every replica, and compare every byte."""
+    def _check_pool(self, who: str, extents: Records, window: int, done: list[int]) -> None:
+        """Read what the first `done` batches of each thread have written, every replica, with the engine alone."""
         scratch, region = self._place.memory("scratch", self._work.footprint_bytes)
-        blocks = np.concatenate([
-            np.arange(some.start, some.stop)
-            for thread, (first, end) in enumerate(done)
-            for some in (self._layout.batch(thread, index) for index in range(first, min(end, first + self._work.moved.batches)))
-        ])  # fmt: skip
+        blocks = self._blocks(done)
         for replica in range(extents.shape[1]):
             pattern = Pattern(scratch, self._layout)
             pattern.fill(0)
@@ -198,10 +196,18 @@ class Row(ABC):
                         column["offset"][some].astype(np.int64) + HEADER_BYTES, self._work.block_bytes,
                         deadline=_READ_SECONDS,
                     ).wait()  # fmt: skip
-            pattern.expect(window, done)
+            pattern.expect(window, [(0, end) for end in done])
             verdict = pattern.check()
             if not verdict.ok:
                 self._complain(who, f"{verdict.blocks_bad} chunks differ in the pool: {verdict.detail}")
+
+    def _blocks(self, done: list[int]) -> NDArray[np.int64]:
+        """Return the blocks of the first `done` batches of each thread. They lie next to each other."""
+        parts = [
+            np.arange(self._layout.batch(thread, 0).start, self._layout.batch(thread, end - 1).stop, dtype=np.int64)
+            for thread, end in enumerate(done)
+        ]
+        return np.concatenate(parts)
 
 
 class PutRow(Row):
@@ -216,7 +222,7 @@ class PutRow(Row):
         side = self._client_side(hashes, once=True)
         try:
             window = side.run(seconds)
-            done = [(0, int(end)) for end in side.next_batch]
+            done = [int(end) for end in side.next_batch]
             placed = self._placed(hashes, done)
             self._check_pool("put", placed, number, done)
             self._check_own("source of the put")
@@ -237,7 +243,7 @@ class PutRow(Row):
             if left < 0:
                 raise BenchError("the preparation of the limit took too long", hint="a smaller --footprint")
             window = side.run(min(seconds, _SAFETY * left))
-            done = [(0, int(end)) for end in side.next_batch]
+            done = [int(end) for end in side.next_batch]
             self._check_pool("limit", given.extents, number, done)
             side.close()
             if time.monotonic() > given.write_until:
@@ -250,12 +256,9 @@ class PutRow(Row):
     def close(self) -> None:
         """Nothing is left."""
 
-    def _placed(self, hashes: bytes, done: list[tuple[int, int]]) -> Records:
+    def _placed(self, hashes: bytes, done: list[int]) -> Records:
         """Return extents of all blocks; of those that were not put, anything."""
-        blocks = np.concatenate([
-            np.arange(self._layout.batch(thread, 0).start, self._layout.batch(thread, end - 1).stop)
-            for thread, (_, end) in enumerate(done)
-        ])  # fmt: skip
+        blocks = self._blocks(done)
         matrix = np.frombuffer(hashes, dtype=np.uint8).reshape(-1, 32)
         found = self._place.locate(matrix[blocks].tobytes())
         if found.shape[1] < self._work.replicas:

@@ -83,14 +83,13 @@ class PoolPlace:
 
     def _open(self) -> None:
         options = self._options
+        address, secret = str(options.master), options.secret
         if options.master is None:
             cluster = self._stack.enter_context(
                 # No status pages, whose port could be taken.
                 local_cluster(options.nodes, str(options.dram), options.metadata, master_options={"http": "none"})
             )
             address, secret = cluster.master, cluster.secret.encode()
-        else:
-            address, secret = str(options.master), options.secret
         self.client = self._stack.enter_context(StoreClient(address, name="mooncake-bench", secret=secret))
         self.engine = self.client.engine
         self._link = MasterLink(address, secret)

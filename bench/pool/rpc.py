@@ -128,12 +128,11 @@ async def run_window(call: Call, rpc: Rpc, in_flight: int, seconds: float) -> Wi
     end = begin + int(seconds * 1e9)
     done = 0
     last = begin
-    stopped = False
 
     async def work() -> None:
-        nonlocal done, last, stopped
+        nonlocal done, last
         times = array("q")
-        while not stopped:
+        while True:
             before = clock()
             try:
                 await call.once(rpc, next(numbers))
@@ -141,7 +140,8 @@ async def run_window(call: Call, rpc: Rpc, in_flight: int, seconds: float) -> Wi
                 break
             last = clock()
             times.append(last - before)
-            stopped = stopped or last >= end
+            if last >= end:
+                break
         done += len(times)
         samples.extend(times)
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import sys
 from collections.abc import Sequence
 from typing import Any, Final
@@ -165,6 +166,8 @@ def _perform(works: Sequence[StoreWork], options: StoreOptions, json_file: str |
     except MoonpoolError as error:
         say(str(error))
         return ExitStatus.FAILED
+    # What a client logs of failures is in their errors, which are shown.
+    logging.getLogger("moonpool.store_client").setLevel(logging.ERROR)
     ending = Ending()
     results: list[StoreResult] = []
     with StatusLine() as line, ending:

@@ -52,6 +52,8 @@ class _Process:
                 stderr=self._log,
                 pass_fds=(tied, done),
                 env=dict(environment),
+                # Ctrl-C in a terminal or a notebook is for the program there, which decides what becomes of its pool.
+                start_new_session=True,
             )
         except BaseException:
             os.close(ready)
