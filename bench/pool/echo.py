@@ -32,9 +32,9 @@ def setting(name: str, reply: bytes) -> bytes:
 
 class _Echo(grpc.GenericRpcHandler):
     def __init__(self) -> None:
-        self._handlers = {f"/{SERVICE}/Set": grpc.unary_unary_rpc_method_handler(self._set, None, None)}
+        self._handlers: dict[str, Any] = {f"/{SERVICE}/Set": grpc.unary_unary_rpc_method_handler(self._set, None, None)}
 
-    def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler | None:
+    def service(self, handler_call_details: Any) -> Any:
         return self._handlers.get(handler_call_details.method)
 
     async def _set(self, data: bytes, _: Any) -> bytes:

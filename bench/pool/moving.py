@@ -14,10 +14,11 @@ import numpy as np
 
 from moonpool.bench.backends.base import InitiatorSide
 from moonpool.bench.backends.driving import run_threads
-from moonpool.bench.errors import BenchError
+from moonpool.bench.errors import BenchError, VerificationError
 from moonpool.bench.pool.place import AT_ONCE, PoolPlace
 from moonpool.bench.verify import Pattern
 from moonpool.bench.work import Layout
+from moonpool.store_client import Outcome
 from moonpool.store_client.packing import HEADER_BYTES
 
 if TYPE_CHECKING:
@@ -129,6 +130,8 @@ class Row(ABC):
                 else:
                     results = client.get_into(namespace, names, values)
                 if results.outcomes != good:
+                    if results.count(Outcome.CORRUPT):
+                        raise VerificationError(f"a {work.op} found damage: {results.errors[min(results.errors)]}")
                     results.require()
                     raise BenchError(
                         f"a {work.op} ended with {results!r}", hint="a pool with more room, and for itself"

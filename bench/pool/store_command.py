@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 
 from moonpool.bench.environment import describe_run
-from moonpool.bench.errors import ExitStatus, UsageError
+from moonpool.bench.errors import ExitStatus, UsageError, VerificationError
 from moonpool.bench.options import (
     ADDRESS,
     DURATION,
@@ -214,6 +214,9 @@ def _measure(
                 result.engine.append(engine)
                 result.limits.append(limit)
                 result.path = row.path
+        except VerificationError as error:
+            # The client has found it; what it says is the finding.
+            result.complaints.append(str(error))
         finally:
             line.show(f"{where}, emptying the pool")
             row.close()
