@@ -254,7 +254,9 @@ def ratio_text(ratio: float | None) -> Text:
     """Return a ratio in the colour that says how good it is."""
     if ratio is None:
         return Text(_NONE)
-    return Text(f"{ratio:.2f}", style="green" if ratio >= _GOOD else "yellow" if ratio >= _FAIR else "red")
+    # Two digits that say something, also where next to nothing is left of the limit.
+    text = f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.2g}"
+    return Text(text, style="green" if ratio >= _GOOD else "yellow" if ratio >= _FAIR else "red")
 
 
 def verified_text(verified: bool) -> Text:

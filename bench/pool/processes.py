@@ -103,6 +103,17 @@ class Process:
             raise BenchError(f"the {self.what} has ended", cause=self._said())
         return int(found[1]) * 1024
 
+    @property
+    def cpu_s(self) -> float | None:
+        """CPU seconds of the threads that it has; None where the kernel does not count them in nanoseconds."""
+        try:
+            texts = [
+                path.read_text(encoding="ascii") for path in Path(f"/proc/{self._popen.pid}/task").glob("*/schedstat")
+            ]
+        except OSError:  # one of the threads has just ended, or there is no such file
+            return None
+        return sum(int(text.split()[0]) for text in texts) / 1e9 if texts else None
+
     def kill(self) -> None:
         """As ``kill -9``, and reap it."""
         if self._popen.poll() is None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import os
 import time
@@ -19,7 +20,7 @@ from moonpool.bench.measure import SAMPLES_MAX, Percentiles, Samples, Window, me
 from moonpool.bench.pool.calls import CALLS, GROUPS, Call, Exhausted, Rpc
 from moonpool.bench.pool.echo import SERVICE, setting
 from moonpool.bench.pool.loading import Loader
-from moonpool.bench.pool.processes import EchoProcess, MasterProcess
+from moonpool.bench.pool.processes import EchoProcess, MasterProcess, Process
 from moonpool.proto.auth import aio_channel
 from moonpool.proto.errors import from_rpc_error
 
@@ -70,6 +71,12 @@ class RpcResult:
         times = [getattr(window.latency, name) for window in windows if window.latency is not None]
         return median(times) if times else None
 
+    @staticmethod
+    def cpu_us(windows: Sequence[Window]) -> float | None:
+        """CPU microseconds of the server for one call."""
+        used = [window.cpu_s[1] / window.transfers * 1e6 for window in windows if window.cpu_s and window.transfers]
+        return median(used) if used else None
+
     @property
     def ratios(self) -> list[float]:
         """Calls per second, master over echo, round by round."""
@@ -97,10 +104,10 @@ class RpcResult:
 class _Caller:
     """Calls one of the two servers with bytes."""
 
-    def __init__(self, address: str, service: str) -> None:
-        self.address = address
+    def __init__(self, server: Process, service: str) -> None:
+        self.server = server
         self._service = service
-        self._channel = aio_channel(address, None)
+        self._channel = aio_channel(server.address, None)
         self._methods: dict[str, Any] = {}
         self.answers: dict[str, bytes] = {}
 
@@ -159,7 +166,7 @@ async def run_window(call: Call, rpc: Rpc, in_flight: int, seconds: float) -> Wi
 class _Measuring:
     """Both servers, and the windows of every row."""
 
-    def __init__(self, loader: Loader, master: str, echo: str, hashes: bytes) -> None:
+    def __init__(self, loader: Loader, master: Process, echo: Process, hashes: bytes) -> None:
         self._loader = loader
         self._hashes = hashes
         self._master = _Caller(master, _POOL)
@@ -192,7 +199,12 @@ class _Measuring:
         try:
             if warmup and call.endless:
                 await run_window(call, rpc, in_flight, warmup)
-            return await run_window(call, rpc, in_flight, duration)
+            ours, theirs = time.process_time(), rpc.server.cpu_s
+            window = await run_window(call, rpc, in_flight, duration)
+            after = rpc.server.cpu_s
+            if theirs is None or after is None:
+                return window
+            return dataclasses.replace(window, cpu_s=(time.process_time() - ours, after - theirs))
         finally:
             call.finish()
 
@@ -234,7 +246,7 @@ def measure_calls(
             loader.put(hashes[begin : begin + len(hashes) // GROUPS])
 
         async def measure() -> None:
-            measuring = _Measuring(loader, master.address, echo.address, hashes)
+            measuring = _Measuring(loader, master, echo, hashes)
             try:
                 for number, work in enumerate(works, 1):
                     result = RpcResult(work)

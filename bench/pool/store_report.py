@@ -29,7 +29,7 @@ _COLUMNS: Final[tuple[Column[StoreResult], ...]] = (
     Column("thr", lambda row: str(row.store.threads), varies=lambda row: row.store.threads),
     Column("chunk", lambda row: format_bytes(row.store.block_bytes)),
     Column("batch", lambda row: str(row.store.batch)),
-    Column("GB/s", lambda row: digits(row.gbytes_per_s)),
+    Column("GB/s", lambda row: _gbytes(row.gbytes_per_s)),
     Column("chunks/s", lambda row: rate(row.ops_per_s)),
     Column("p50", lambda row: time_text(row.latency, "p50_us")),
     Column("p99", lambda row: time_text(row.latency, "p99_us")),
@@ -38,6 +38,11 @@ _COLUMNS: Final[tuple[Column[StoreResult], ...]] = (
     Column("ratio", lambda row: ratio_text(row.ratio)),
     Column("", lambda row: verified_text(row.verified)),
 )
+
+
+def _gbytes(value: float | None) -> str:
+    """As `digits`; single small chunks come to a few MB in a second."""
+    return f"{value:.2g}" if value is not None and 0 < value < 0.1 else digits(value)
 
 
 def print_report(console: Console, environment: dict[str, Any], results: Sequence[StoreResult]) -> None:
