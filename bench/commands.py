@@ -36,6 +36,8 @@ from moonpool.bench.options import (
     plot_option,
 )
 from moonpool.bench.perform import perform
+from moonpool.bench.pool.master_command import master
+from moonpool.bench.pool.store_command import store
 from moonpool.bench.replay.command import replay
 from moonpool.bench.report import doctor_table
 from moonpool.bench.runner import Options
@@ -369,3 +371,5 @@ def doctor(ctx: click.Context, json_file: str | None) -> None:
 cli.add_command(compare)
 cli.add_command(hardware)
 cli.add_command(replay)
+cli.add_command(store)
+cli.add_command(master)

@@ -12,7 +12,7 @@ from moonpool.bench.results import RowResult
 if TYPE_CHECKING:
     from moonpool.bench.compare import CompareRow, Entry
 
-__all__ = ["SCHEMA", "comparison", "document", "row"]
+__all__ = ["SCHEMA", "comparison", "document", "rounded", "row"]
 
 #: Changed when a key disappears or changes its meaning; new keys do not change it.
 SCHEMA: Final = 1
@@ -44,8 +44,8 @@ def comparison(
 def _compared(of: CompareRow, entry: Entry) -> dict[str, Any]:
     return {
         **row(entry.result),
-        "moonpool_ratio": _rounded(of.ratio(entry.result.backend)),
-        "moonpool_ratios": [_rounded(ratio) for ratio in entry.ratios(of.reference)],
+        "moonpool_ratio": rounded(of.ratio(entry.result.backend)),
+        "moonpool_ratios": [rounded(ratio) for ratio in entry.ratios(of.reference)],
         "failure": entry.failure or None,
     }
 
@@ -63,23 +63,23 @@ def row(result: RowResult) -> dict[str, Any]:
         "order": work.order,
         "lanes": result.lanes,
         "threads": work.threads,
-        "gbytes_per_s": _rounded(result.gbytes_per_s),
-        "ops_per_s": _rounded(result.ops_per_s),
-        "p50_us": _rounded(latency.p50_us if latency else None),
-        "p99_us": _rounded(latency.p99_us if latency else None),
-        "p999_us": _rounded(latency.p999_us if latency else None),
-        "cpu_s_per_gb": _rounded(sum(cpu) if cpu else None),
+        "gbytes_per_s": rounded(result.gbytes_per_s),
+        "ops_per_s": rounded(result.ops_per_s),
+        "p50_us": rounded(latency.p50_us if latency else None),
+        "p99_us": rounded(latency.p99_us if latency else None),
+        "p999_us": rounded(latency.p999_us if latency else None),
+        "cpu_s_per_gb": rounded(sum(cpu) if cpu else None),
         "limit": result.limit,
-        "limit_gbytes_per_s": _rounded(result.limit_gbytes_per_s),
-        "ratio": _rounded(result.ratio),
+        "limit_gbytes_per_s": rounded(result.limit_gbytes_per_s),
+        "ratio": rounded(result.ratio),
         "verified": result.verified,
         # Beyond the core of the schema.
-        "cpu_s_per_gb_initiator": _rounded(cpu[0] if cpu else None),
-        "cpu_s_per_gb_target": _rounded(cpu[1] if cpu else None),
+        "cpu_s_per_gb_initiator": rounded(cpu[0] if cpu else None),
+        "cpu_s_per_gb_target": rounded(cpu[1] if cpu else None),
         "limit_width": result.limit_width,
-        "limit_p50_us": _rounded(best.p50_us if best else None),
-        "limit_p99_us": _rounded(best.p99_us if best else None),
-        "ratios": [_rounded(ratio) for ratio in result.ratios],
+        "limit_p50_us": rounded(best.p50_us if best else None),
+        "limit_p99_us": rounded(best.p99_us if best else None),
+        "ratios": [rounded(ratio) for ratio in result.ratios],
         "rounds": result.rounds,
         "footprint_bytes": work.footprint_bytes,
         "complaints": result.complaints,
@@ -92,6 +92,6 @@ def row(result: RowResult) -> dict[str, Any]:
     }
 
 
-def _rounded(value: float | None) -> float | None:
-    # Six significant digits: more would pretend.
+def rounded(value: float | None) -> float | None:
+    """Return six significant digits: more would pretend."""
     return None if value is None else float(f"{value:.6g}")

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -18,9 +18,24 @@ from moonpool.bench.results import RowResult
 from moonpool.bench.work import Work
 from moonpool.units import format_bytes, format_duration
 
-__all__ = ["ORDER_TEXTS", "digits", "doctor_table", "fitted", "header", "print_report", "work_text"]
+__all__ = [
+    "ORDER_TEXTS",
+    "Column",
+    "digits",
+    "doctor_table",
+    "fitted",
+    "header",
+    "print_report",
+    "rate",
+    "ratio_text",
+    "table_of",
+    "time_text",
+    "verified_text",
+    "work_text",
+]
 
 _NONE: Final = "–"
+R = TypeVar("R")
 #: Ratios from which a row is good, and from which it is fair.
 _GOOD: Final = 0.85
 _FAIR: Final = 0.60
@@ -29,18 +44,20 @@ _COLUMNS_AIRY: Final = 15
 
 
 @dataclass(frozen=True)
-class _Column:
+class Column(Generic[R]):
+    """One column of a table with a line per row."""
+
     title: str
-    cell: Callable[[RowResult], str | Text]
+    cell: Callable[[R], str | Text]
     #: Shown only when the rows differ in it; otherwise the header says it.
-    varies: Callable[[RowResult], object] | None = None
+    varies: Callable[[R], object] | None = None
     left: bool = False
     #: A repeated value is left blank, so that groups are seen.
     grouped: bool = False
 
 
-def header(environment: dict[str, Any]) -> RenderableType:
-    """Return where and with what the run was made, in a few lines."""
+def header(environment: dict[str, Any], further: Sequence[tuple[str, str]] = ()) -> RenderableType:
+    """Return where and with what the run was made, in a few lines; `further` ones have a name and a text."""
     parameters = environment["parameters"]
     run = (
         f"{_count(parameters['rounds'], 'round')}, each with windows of {format_duration(parameters['duration'])} "
@@ -50,6 +67,7 @@ def header(environment: dict[str, Any]) -> RenderableType:
     lines = [
         ("host", _machine(environment)),
         ("target", environment["target"] and _machine(environment["target"])),
+        *further,
         ("run", run),
         ("rows", " · ".join(same)),
         ("tuned", " · ".join(f"{name} {value}" for name, value in environment["engine_settings"].items())),
@@ -98,9 +116,14 @@ def fitted(console: Console, table: Table) -> None:
 
 
 def rows_table(results: Sequence[RowResult]) -> Table:
+    """Return one line per row of a transfer."""
+    return table_of(_COLUMNS, results)
+
+
+def table_of(known: Sequence[Column[R]], results: Sequence[R]) -> Table:
     """Return one line per row."""
     columns = [
-        column for column in _COLUMNS if column.varies is None or len({column.varies(result) for result in results}) > 1
+        column for column in known if column.varies is None or len({column.varies(result) for result in results}) > 1
     ]
     gap = 2 if len(columns) <= _COLUMNS_AIRY else 1
     table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
@@ -198,7 +221,8 @@ def digits(value: float | None) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def _rate(value: float | None) -> str:
+def rate(value: float | None) -> str:
+    """As `digits`, with k and M."""
     if value is None:
         return _NONE
     for factor, unit in ((1e6, "M"), (1e3, "k")):
@@ -207,7 +231,8 @@ def _rate(value: float | None) -> str:
     return digits(value)
 
 
-def _time(latency: Percentiles | None, name: str) -> str:
+def time_text(latency: Percentiles | None, name: str) -> str:
+    """Return one of the percentiles."""
     return digits(getattr(latency, name) if latency is not None else None)
 
 
@@ -227,15 +252,18 @@ def _bytes(value: int | None) -> str:
     return _NONE if value is None else format_bytes(value)
 
 
-def _ratio(result: RowResult) -> Text:
-    ratio = result.ratio
+def ratio_text(ratio: float | None) -> Text:
+    """Return a ratio in the colour that says how good it is."""
     if ratio is None:
         return Text(_NONE)
-    return Text(f"{ratio:.2f}", style="green" if ratio >= _GOOD else "yellow" if ratio >= _FAIR else "red")
+    # Two digits that say something, also where next to nothing is left of the limit.
+    text = f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.2g}"
+    return Text(text, style="green" if ratio >= _GOOD else "yellow" if ratio >= _FAIR else "red")
 
 
-def _verified(result: RowResult) -> Text:
-    return Text("ok", style="green") if result.verified else Text("BAD", style="bold red")
+def verified_text(verified: bool) -> Text:
+    """Return ok or BAD."""
+    return Text("ok", style="green") if verified else Text("BAD", style="bold red")
 
 
 def _via(result: RowResult) -> str:
@@ -246,30 +274,30 @@ def _via(result: RowResult) -> str:
 
 ORDER_TEXTS: Final = {"sequential": "seq", "random": "random"}
 
-_COLUMNS: Final = (
-    _Column("via", _via, left=True, grouped=True),
-    _Column("memory", lambda row: row.work.memory, varies=lambda row: row.work.memory, left=True, grouped=True),
-    _Column("op", lambda row: row.work.op, left=True, grouped=True),
-    _Column("lanes", lambda row: str(row.lanes or _NONE), varies=lambda row: row.work.lanes),
-    _Column("QPs", lambda row: _number(row.work.tuning.queue_pairs), varies=lambda row: row.work.tuning.queue_pairs),
-    _Column("slice", lambda row: _bytes(row.work.tuning.slice_bytes), varies=lambda row: row.work.tuning.slice_bytes),
-    _Column("inl", lambda row: _bytes(row.work.tuning.inline_bytes), varies=lambda row: row.work.tuning.inline_bytes),
-    _Column("spin", lambda row: _number(row.work.tuning.spin_us), varies=lambda row: row.work.tuning.spin_us),
-    _Column("thr", lambda row: str(row.work.threads), varies=lambda row: row.work.threads),
-    _Column("order", lambda row: ORDER_TEXTS[row.work.order], varies=lambda row: row.work.order, left=True),
-    _Column("block", lambda row: format_bytes(row.work.block_bytes)),
-    _Column("batch", lambda row: str(row.work.batch)),
-    _Column("depth", lambda row: str(row.work.depth), varies=lambda row: row.work.depth),
-    _Column("GB/s", lambda row: digits(row.gbytes_per_s)),
-    _Column("ops/s", lambda row: _rate(row.ops_per_s)),
-    _Column("p50", lambda row: _time(row.latency, "p50_us")),
-    _Column("p99", lambda row: _time(row.latency, "p99_us")),
-    _Column("p99.9", lambda row: _time(row.latency, "p999_us")),
-    _Column("CPU s/GB", _cpu),
-    _Column("limit", lambda row: digits(row.limit_gbytes_per_s)),
-    _Column("p50", lambda row: _time(row.limit_latency, "p50_us")),
-    _Column("ratio", _ratio),
-    _Column("", _verified),
+_COLUMNS: Final[tuple[Column[RowResult], ...]] = (
+    Column("via", _via, left=True, grouped=True),
+    Column("memory", lambda row: row.work.memory, varies=lambda row: row.work.memory, left=True, grouped=True),
+    Column("op", lambda row: row.work.op, left=True, grouped=True),
+    Column("lanes", lambda row: str(row.lanes or _NONE), varies=lambda row: row.work.lanes),
+    Column("QPs", lambda row: _number(row.work.tuning.queue_pairs), varies=lambda row: row.work.tuning.queue_pairs),
+    Column("slice", lambda row: _bytes(row.work.tuning.slice_bytes), varies=lambda row: row.work.tuning.slice_bytes),
+    Column("inl", lambda row: _bytes(row.work.tuning.inline_bytes), varies=lambda row: row.work.tuning.inline_bytes),
+    Column("spin", lambda row: _number(row.work.tuning.spin_us), varies=lambda row: row.work.tuning.spin_us),
+    Column("thr", lambda row: str(row.work.threads), varies=lambda row: row.work.threads),
+    Column("order", lambda row: ORDER_TEXTS[row.work.order], varies=lambda row: row.work.order, left=True),
+    Column("block", lambda row: format_bytes(row.work.block_bytes)),
+    Column("batch", lambda row: str(row.work.batch)),
+    Column("depth", lambda row: str(row.work.depth), varies=lambda row: row.work.depth),
+    Column("GB/s", lambda row: digits(row.gbytes_per_s)),
+    Column("ops/s", lambda row: rate(row.ops_per_s)),
+    Column("p50", lambda row: time_text(row.latency, "p50_us")),
+    Column("p99", lambda row: time_text(row.latency, "p99_us")),
+    Column("p99.9", lambda row: time_text(row.latency, "p999_us")),
+    Column("CPU s/GB", _cpu),
+    Column("limit", lambda row: digits(row.limit_gbytes_per_s)),
+    Column("p50", lambda row: time_text(row.limit_latency, "p50_us")),
+    Column("ratio", lambda row: ratio_text(row.ratio)),
+    Column("", lambda row: verified_text(row.verified)),
 )
 
 

@@ -4,7 +4,7 @@
 Batches are packed as in ``proto/pool.proto``: hashes ``n x 32`` bytes, lengths and generations little-endian u64,
 statuses ``n`` bytes with numbers of ``ItemStatus``, extents of 32 bytes. Every method that takes a batch works on it
 without the GIL. All are thread-safe. A wrong type or size of an argument raises TypeError or ValueError and changes
-nothing.
+nothing; a segment that is not there raises KeyError; MemoryError, where the system gives no memory.
 
 Times are milliseconds of any clock that does not go back; the index has none of its own.
 """
@@ -20,8 +20,8 @@ NO_SEGMENT: int
 class ChunkIndex:
     """Args:
     policy: ``"prefix"``, ``"s3fifo"`` or ``"lru"``.
-    chunks_max: the bound of the table.
-    epoch: of the leader; the upper 24 bits of every generation, so that none is given twice.
+    chunks_max: the bound of the table, below 2^32 - 1.
+    epoch: of the leader, below 2^24; the upper 24 bits of every generation, so that none is given twice.
     seed: of the choice between segments.
     """
 
@@ -31,16 +31,21 @@ class ChunkIndex:
         """A segment that takes extents. It ramps up: its share of new extents grows over `ramp_up_ms`.
 
         A segment that `restore` has named, or that was added before, gets its capacity here and becomes readable.
+        ValueError: it has extents beyond this capacity, or was dropped (or there are 65,535 segments).
         """
 
     def set_segment(self, segment: int, *, writable: bool, readable: bool) -> None: ...
     def drop_segment(self, segment: int) -> None:
-        """It is lost. Its extents are gone at once, for every call; `sweep` tidies up behind it."""
+        """It is lost. Its extents are gone at once, for every call; `sweep` tidies up behind it.
+
+        Who is to be fenced there is not asked for any more.
+        """
 
     def sweep(self, now_ms: int, count_max: int) -> tuple[bytes, bool]:
         """Look at up to `count_max` slots for chunks that have lost all extents of a shard.
 
-        Returns (slots of chunks that are removed, as in `evict`; whether the round is complete).
+        Returns (slots of chunks that are removed, as in `evict`; whether the round is complete). The first call after
+        `restore` also names the slots whose records were refused: their rows are to be deleted in the same way.
         """
 
     def chunks_in(self, segment: int, count_max: int) -> bytes:
@@ -66,24 +71,37 @@ class ChunkIndex:
 
         Fewer replicas than asked for are given when there are not so many hosts; none is NO_SPACE.
         `host`: preferred for the first replica; 0: no preference. The same owner that starts what it is already
-        writing is told WRITING.
+        writing is told WRITING. Where there are enough hosts but not enough room on them, it is NO_SPACE too.
+        A chunk that has lost all extents of this shard is written anew, in its slot.
         """
 
-    def commit(self, owner: int, namespace: int, hashes: bytes, generations: bytes, shard: int, written: bytes) -> tuple[bytes, bytes, bytes]:
-        """First half of a commit. Returns (statuses, slots: n_ok x u32, records: n_ok x varying, each with a u32 length before it).
+    def commit(
+        self, owner: int, namespace: int, hashes: bytes, generations: bytes, shard: int, written: bytes
+    ) -> tuple[bytes, bytes, bytes]:
+        """First half of a commit.
 
+        Returns (statuses, slots: n_ok x u32, records: n_ok x varying, each with a u32 length before it).
         What it names is not visible yet: make the records durable under their slots, then `publish`, or `revoke`.
-        A chunk with several shards has a new record with each of them.
+        A chunk with several shards has a new record with each of them; records of one slot are to be made durable in
+        the order in which `commit` gave them.
+
+        ALREADY: this generation is committed. NOT_OWNER: also while an earlier commit of it waits for its record, or
+        when all its extents were lost. INVALID: `written` names no replica; nothing has changed. Replicas that are
+        not in `written` wait for `fenced`.
         """
 
     def publish(self, slots: bytes, now_ms: int) -> bytes:
         """Second half: visible from now on. Returns what has all its shards now: records of u32 namespace, 32 bytes of hash."""
 
     def revoke(self, slots: bytes) -> None:
-        """The records could not be made durable: as if aborted."""
+        """The records could not be made durable: as if aborted and settled."""
 
     def abort(self, owner: int, namespace: int, hashes: bytes, generations: bytes, shard: int, settled: bool) -> bytes:
-        """Give up what `start` gave. Unless `settled`, the extents wait for `fenced`."""
+        """Give up what `start` gave. Unless `settled`, the extents wait for `fenced`.
+
+        `settled` also ends the waiting of extents that were given up before, by whichever way. NOT_OWNER: this owner
+        has no such extents, or has committed them.
+        """
 
     def expire(self, now_ms: int) -> bytes:
         """Give up every write that is past its deadline. Returns pairs (u32 owner, u32 segment) to fence."""
@@ -98,25 +116,39 @@ class ChunkIndex:
         """The owner can write there no more: what waited for that is free. Returns bytes."""
 
     # ---- reads
-    def exists(self, namespace: int, hashes: bytes) -> bytes: ...
+    def exists(self, namespace: int, hashes: bytes) -> bytes:
+        """OK: there with all shards, each readable; NOT_FOUND otherwise. Nothing is touched."""
+
     def match_prefix(self, namespace: int, hashes: bytes, now_ms: int, lease_ms: int) -> int:
-        """How many of the first are there with all shards, each readable. They are touched and leased."""
+        """How many of the first are there with all shards, each readable. They are touched and leased.
+
+        A batch is touched from its last to its first, so that a chain is not younger at its end.
+        """
 
     def locate(self, namespace: int, hashes: bytes, shard: int, now_ms: int, lease_ms: int) -> tuple[bytes, bytes, int]:
-        """(statuses, extents: n x replicas, replicas: the most that one of them has). What is OK is touched and leased."""
+        """(statuses, extents: n x replicas, replicas: the most that one of them has). What is OK is touched and leased.
 
-    def pin(self, owner: int, pin: int, namespace: int, hashes: bytes) -> bytes: ...
-    def unpin(self, owner: int, pin: int) -> int: ...
+        NOT_FOUND: also when no replica of this shard is readable. Those that are come first.
+        """
+
+    def pin(self, owner: int, pin: int, namespace: int, hashes: bytes) -> bytes:
+        """CHUNKS_MAX: as many are pinned as there may be chunks. The same pin may be given more."""
+
+    def unpin(self, owner: int, pin: int) -> int:
+        """How many it held; 0: there is no such pin. A chunk that it held and that was lost is not counted."""
+
     # ---- removal: gone at once for every call; the space is given out again after `reclaim` and the last lease
     def remove(self, namespace: int, hashes: bytes) -> tuple[bytes, bytes]:
-        """(statuses, slots: u32 each)."""
+        """(statuses, slots: u32 each of those that are OK). IN_USE: pinned."""
 
     def remove_prefix(self, namespace: int, hash: bytes) -> tuple[bytes, int]:
-        """(slots, how many are pinned and stay)."""
+        """It and all that descend from it: (slots, how many are pinned and stay). What is still written stays too."""
 
     def evict(self, want_bytes: int, now_ms: int) -> tuple[bytes, bytes, int]:
         """By the policy, until so many bytes are given up; chunks that are pinned, leased or parents are passed over.
 
+        Only bytes in writable segments count, and only chunks that have some go. One call looks at 100,000 chunks at
+        most; where more are to be passed over, the next call goes on.
         Returns (slots, their records of u32 namespace and 32 bytes of hash, bytes).
         """
 
@@ -129,13 +161,24 @@ class ChunkIndex:
         """Take records as `commit` made them. Extents in segments not added yet are kept and are not readable.
 
         Returns how many were taken; a damaged record, an extent that overlaps another or a slot that is taken is
-        refused and counted in stats.
+        refused and counted in stats, and its slot is named by the next `sweep`. ValueError: there are not as many
+        records as slots; nothing has changed.
         """
 
     # ---- state
     def segment_stats(self, segment: int) -> dict[str, int]:
-        """capacity_bytes, used_bytes, waiting_bytes, largest_free_bytes, extents, free_pieces."""
+        """capacity_bytes, used_bytes, waiting_bytes, largest_free_bytes, extents, free_pieces.
+
+        `used_bytes` belong to chunks or puts, `waiting_bytes` to nobody any more, but they are not free yet.
+        """
 
     def stats(self) -> dict[str, Any]:
-        """chunks, chunks_max, writing, pinned, leased_until_ms, used_bytes, free_bytes, capacity_bytes (of writable
-        segments), condemned_bytes, memory_bytes, evicted, refused_records, policy."""
+        """Numbers of the whole index.
+
+        chunks (with a committed shard), chunks_max (the bound also of those that are written or wait for `reclaim`),
+        writing (shards), pinned (times), leased_until_ms (the longest lease ever given), evicted, refused_records,
+        policy, memory_bytes; of writable segments: capacity_bytes = used_bytes + condemned_bytes + free_bytes.
+        """
+
+    def check(self) -> str:
+        """What contradicts itself in the index, or an empty string. For tests: it looks at everything."""

@@ -320,6 +320,40 @@ def digest(data):
     return result
 
 
+def digest_batch(memory, offsets, lengths):
+    """Return mp_digest of each range of a contiguous buffer, 8 little-endian bytes each."""
+    cdef Py_buffer view
+    cdef Column columns[2]
+    cdef Py_ssize_t count
+    cdef size_t bad = 0
+    cdef mp_status status
+    cdef bytes digests
+    cdef uint64_t *out
+    memset(columns, 0, sizeof(columns))
+    plain_buffer(memory, &view, "memory", "anything with a contiguous buffer")
+    try:
+        column_fill(&columns[0], offsets, "offsets")
+        column_fill(&columns[1], lengths, "lengths")
+        count = max(columns[0].count, columns[1].count)
+        if min(columns[0].count, columns[1].count) not in (-1, count):
+            raise mistake(MP_INVALID_ARGUMENT, f"offsets has {columns[0].count} entries, lengths has "
+                          f"{columns[1].count}", "arrays of one length; a single int holds for every item")
+        count = 1 if count < 0 else count
+        digests = PyBytes_FromStringAndSize(NULL, count * sizeof(uint64_t))
+        out = <uint64_t *><void *>PyBytes_AS_STRING(digests)
+        with nogil:
+            status = mp_digest_batch(view.buf, view.len, columns[0].data, columns[0].stride, columns[1].data,
+                                     columns[1].stride, count, out, &bad)
+        if status != MP_OK:
+            raise mistake(status, f"item {bad} is not inside the {view.len} bytes of memory",
+                          "offset + length up to the end of it")
+    finally:
+        column_clear(&columns[0])
+        column_clear(&columns[1])
+        PyBuffer_Release(&view)
+    return digests
+
+
 def probe_json():
     return json_text(NULL)
 

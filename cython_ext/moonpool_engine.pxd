@@ -221,6 +221,9 @@ cdef extern from "moonpool/engine.h" nogil:
     mp_status mp_transfer_set_eventfd(mp_transfer *transfer, int fd)
     void mp_transfer_free(mp_transfer *transfer)
     uint64_t mp_digest(const void *data, uint64_t nbytes)
+    mp_status mp_digest_batch(const void *memory, uint64_t nbytes, const int64_t *offsets, size_t offsets_stride,
+                              const int64_t *lengths, size_t lengths_stride, size_t count, uint64_t *digests,
+                              size_t *bad)
 
     # ------------------------------------------------------------ notifications
     ctypedef struct mp_notification:

@@ -3,14 +3,26 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
+from moonpool.master import MasterSettings
+from moonpool.node import NodeSettings
 from moonpool.settings import COMPONENTS, describe
+from moonpool.store_client import StoreClientSettings
 from moonpool.transfer_engine import EngineSettings
 
 # What each component is configured by, and who reads it.
-SETTINGS = {"engine": (EngineSettings, "`TransferEngine(...)`: the same names are its keyword arguments.")}
+SETTINGS = {
+    "engine": (EngineSettings, "`TransferEngine(...)`: the same names are its keyword arguments."),
+    "master": (
+        MasterSettings,
+        "`moonpool master`, and `moonpool.master.Master(...)`: the same names are its arguments.",
+    ),
+    "node": (NodeSettings, "`moonpool node`, and `StoreNode(...)`: the same names are its keyword arguments."),
+    "store_client": (StoreClientSettings, "`StoreClient(...)`: the same names are its keyword arguments."),
+}
 
 HEAD = """\
 <!-- SPDX-License-Identifier: Apache-2.0 -->
@@ -37,7 +49,7 @@ def reference() -> str:
     for component, (cls, reader) in SETTINGS.items():
         rows = describe(cls, component)
         example = "\n".join(
-            f"{row.name} = {row.default if row.default.isdecimal() or row.default == 'false' else repr(row.default)}"
+            f"{row.name} = {row.default if re.fullmatch('[0-9.]+|false', row.default) else repr(row.default)}"
             for row in rows
             if row.default != "none"
         ).replace("'", '"')

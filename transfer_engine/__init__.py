@@ -40,7 +40,7 @@ from moonpool.transfer_engine.errors import (
     WaitTimeoutError,
 )
 from moonpool.transfer_engine.peers import Peer, PeerState, RemoteRegions
-from moonpool.transfer_engine.probing import TransportInfo, digest, probe
+from moonpool.transfer_engine.probing import TransportInfo, digest, digest_batch, probe
 from moonpool.transfer_engine.regions import Region, RemoteRegion
 from moonpool.transfer_engine.settings import EngineSettings
 from moonpool.transfer_engine.transfers import Plan, Transfer, TransferState
@@ -90,5 +90,6 @@ __all__ = [
     "VersionMismatchError",
     "WaitTimeoutError",
     "digest",
+    "digest_batch",
     "probe",
 ]

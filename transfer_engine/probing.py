@@ -9,7 +9,7 @@ from typing import Any
 
 from moonpool import _native
 
-__all__ = ["TransportInfo", "digest", "probe"]
+__all__ = ["TransportInfo", "digest", "digest_batch", "probe"]
 
 
 @dataclass(frozen=True)
@@ -49,3 +49,22 @@ def digest(data: Any) -> int:
         InvalidArgumentError: its buffer is not contiguous.
     """
     return _native.digest(data)
+
+
+def digest_batch(memory: Any, offsets: Any, lengths: Any) -> bytes:
+    """Return the `digest` of many ranges of `memory`, in one native call without the GIL.
+
+    Args:
+        memory: anything with a contiguous buffer, such as a region.
+        offsets: bytes from its start, for each range: as in `TransferEngine.read`.
+        lengths: bytes of each range, likewise; 0 is allowed.
+
+    Returns:
+        8 little-endian bytes for each range: ``numpy.frombuffer(digests, dtype="<u8")``.
+
+    Raises:
+        ArgumentTypeError: `memory` has no buffer, or the numbers are none.
+        InvalidArgumentError: the buffer is not contiguous, or the arrays differ in length.
+        OutOfRangeError: a range is not inside; nothing was computed.
+    """
+    return _native.digest_batch(memory, offsets, lengths)

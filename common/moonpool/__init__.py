@@ -2,14 +2,30 @@
 """Moonpool moves LLM KV cache between machines and pools it across a cluster.
 
 This base package holds what every component shares and imports nothing heavy: errors, settings, addresses and
-units. The transfer engine is :mod:`moonpool.transfer_engine`.
+units. The transfer engine is :mod:`moonpool.transfer_engine`, the client of a pool :mod:`moonpool.store_client`, and
+``moonpool.local_cluster`` starts a pool on this host.
 """
 
+from __future__ import annotations
+
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from moonpool.errors import AddressError, ConfigError, MoonpoolError
 
-__all__ = ["AddressError", "ConfigError", "MoonpoolError", "__version__", "get_include", "get_library_dir"]
+if TYPE_CHECKING:
+    from moonpool.cluster import LocalCluster as LocalCluster
+    from moonpool.cluster import local_cluster as local_cluster
+
+__all__ = [
+    "AddressError",
+    "ConfigError",
+    "MoonpoolError",
+    "__version__",
+    "get_include",
+    "get_library_dir",
+    "local_cluster",
+]
 
 __version__ = "0.1.0"
 
@@ -45,3 +61,12 @@ def get_library_dir() -> str:
         FileNotFoundError: this installation carries no library.
     """
     return _installed("lib/libmoonpool.so")
+
+
+def __getattr__(name: str) -> Any:
+    # Starting processes needs modules that nobody else does.
+    if name in ("LocalCluster", "local_cluster"):
+        from moonpool import cluster
+
+        return getattr(cluster, name)
+    raise AttributeError(f"module 'moonpool' has no attribute {name!r}")

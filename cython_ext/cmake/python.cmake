@@ -29,6 +29,9 @@ set_target_properties(_native PROPERTIES INSTALL_RPATH "$ORIGIN/lib")
 moonpool_cython(_limits)
 target_link_libraries(_limits PRIVATE moonpool_limits)
 
+moonpool_cython(_index)
+target_link_libraries(_index PRIVATE moonpool_index)
+
 install(TARGETS moonpool LIBRARY DESTINATION moonpool/lib)
 install(FILES
   "${CMAKE_CURRENT_SOURCE_DIR}/include/moonpool/engine.h"

@@ -38,3 +38,21 @@ extern "C" uint64_t mp_digest(const void *data, uint64_t nbytes) {
   }
   return combine_leaves(leaves.data(), leaves.size());
 }
+
+extern "C" mp_status mp_digest_batch(const void *memory, uint64_t nbytes, const int64_t *offsets, size_t offsets_stride,
+                                     const int64_t *lengths, size_t lengths_stride, size_t count, uint64_t *digests,
+                                     size_t *bad) {
+  for (size_t i = 0; i < count; ++i) {
+    const int64_t offset = offsets[i * offsets_stride], length = lengths[i * lengths_stride];
+    if (offset < 0 || length < 0 || static_cast<uint64_t>(offset) > nbytes ||
+        static_cast<uint64_t>(length) > nbytes - static_cast<uint64_t>(offset)) {
+      *bad = i;
+      return MP_OUT_OF_RANGE;
+    }
+  }
+  const auto *bytes = static_cast<const uint8_t *>(memory);
+  for (size_t i = 0; i < count; ++i) {
+    digests[i] = mp_digest(bytes + offsets[i * offsets_stride], static_cast<uint64_t>(lengths[i * lengths_stride]));
+  }
+  return MP_OK;
+}

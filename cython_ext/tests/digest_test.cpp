@@ -63,6 +63,35 @@ TEST(Digest, OneLeafIsItsOwnDigest) {
   EXPECT_EQ(mp_digest(data.data(), data.size()), leaf);
 }
 
+TEST(Digest, ABatchIsOneDigestForEachRange) {
+  const Bytes data = random_data(2 * kDigestLeafBytes + 100, 9);
+  const std::vector<int64_t> offsets{0, 1, 64, static_cast<int64_t>(data.size())};
+  const std::vector<int64_t> lengths{static_cast<int64_t>(data.size()), 1000, 0, 0};
+  std::vector<uint64_t> digests(4);
+  size_t bad = 99;
+  ASSERT_EQ(mp_digest_batch(data.data(), data.size(), offsets.data(), 1, lengths.data(), 1, 4, digests.data(), &bad),
+            MP_OK);
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(digests[i], mp_digest(data.data() + offsets[i], static_cast<uint64_t>(lengths[i]))) << i;
+  }
+  const int64_t length = 64;
+  ASSERT_EQ(mp_digest_batch(data.data(), data.size(), offsets.data(), 1, &length, 0, 3, digests.data(), &bad), MP_OK);
+  EXPECT_EQ(digests[1], mp_digest(data.data() + 1, 64));
+}
+
+TEST(Digest, ABatchWithARangeOutsideIsRefusedAsAWhole) {
+  const Bytes data = random_data(100, 10);
+  const int64_t wrong[][2] = {{0, 101}, {101, 0}, {-1, 1}, {0, -1}, {1, INT64_MAX}, {INT64_MAX, 1}, {INT64_MIN, 1}};
+  for (const auto &[offset, length] : wrong) {
+    const int64_t offsets[] = {0, offset}, lengths[] = {1, length};
+    uint64_t digests[] = {7, 7};
+    size_t bad = 99;
+    EXPECT_EQ(mp_digest_batch(data.data(), data.size(), offsets, 1, lengths, 1, 2, digests, &bad), MP_OUT_OF_RANGE);
+    EXPECT_EQ(bad, 1u);
+    EXPECT_EQ(digests[0], 7u);
+  }
+}
+
 TEST(Digest, AnyFlippedByteChangesIt) {
   Bytes data = random_data(kDigestLeafBytes + 5000, 7);
   const uint64_t good = mp_digest(data.data(), data.size());

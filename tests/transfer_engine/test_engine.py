@@ -15,13 +15,16 @@ from engine_testing.leaks import nothing_left_behind, sockets
 
 from moonpool.transfer_engine import (
     AddressError,
+    ArgumentTypeError,
     ClosedError,
     ConfigError,
     InvalidArgumentError,
     ListenError,
+    OutOfRangeError,
     TransferEngine,
     TransportInfo,
     digest,
+    digest_batch,
     probe,
 )
 
@@ -238,6 +241,22 @@ def test_probe_tells_what_this_host_offers() -> None:
     assert set(transports) == {"local", "shm", "rdma", "tcp"}
     assert all(isinstance(info, TransportInfo) and info.reason for info in transports.values())
     assert all(transports[name].available for name in ("local", "shm", "tcp"))
+
+
+def test_digests_of_many_ranges_in_one_call() -> None:
+    data = bytes(range(256)) * 2000
+    offsets, lengths = [0, 5, 100, len(data)], [len(data), 1, 300_000, 0]
+    digests = memoryview(digest_batch(data, offsets, lengths)).cast("Q")
+    assert list(digests) == [digest(data[at : at + n]) for at, n in zip(offsets, lengths, strict=True)]
+    assert digest_batch(bytearray(data), 0, 10) == digest(data[:10]).to_bytes(8, "little")
+    assert digest_batch(data, [], []) == b""
+    for wrong in ([0, len(data)], [0, -1], [0, 2**64]):
+        with pytest.raises(OutOfRangeError, match="item 1"):
+            digest_batch(data, wrong, 1)
+    with pytest.raises(InvalidArgumentError):
+        digest_batch(data, [0, 1], [1, 2, 3])
+    with pytest.raises(ArgumentTypeError):
+        digest_batch("text", 0, 1)
 
 
 def test_digest_of_any_contiguous_buffer() -> None:

@@ -303,6 +303,11 @@ MP_API void mp_transfer_free(mp_transfer *transfer);
  * own digest. Leaves make it computable out of order and in parallel. */
 #define MP_DIGEST_LEAF_BYTES 262144u
 MP_API uint64_t mp_digest(const void *data, uint64_t nbytes);
+/* The digests of `count` ranges of the `nbytes` bytes at `memory`. A stride is 1 for an array and 0 for one number that
+ * holds for all. MP_OUT_OF_RANGE: the range *bad is not inside, and nothing was computed. A range may be empty. */
+MP_API mp_status mp_digest_batch(const void *memory, uint64_t nbytes, const int64_t *offsets, size_t offsets_stride,
+                                 const int64_t *lengths, size_t lengths_stride, size_t count, uint64_t *digests,
+                                 size_t *bad);
 
 /* ---------------------------------------------------------------- notifications */
 

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One row of ``mooncake-bench store``: what is put or got, in which batches, through which pool."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+from moonpool.bench.errors import UsageError
+from moonpool.bench.results import RowResult
+from moonpool.bench.verify import WORD_BYTES
+from moonpool.bench.work import Work
+from moonpool.units import format_bytes
+
+if TYPE_CHECKING:
+    from moonpool.address import Address
+
+__all__ = [
+    "FOOTPRINT_BYTES",
+    "MEMORIES",
+    "OPS",
+    "REPLICAS_MAX",
+    "STORES",
+    "StoreOptions",
+    "StoreResult",
+    "StoreSweep",
+    "StoreWork",
+    "dram_needed",
+]
+
+OPS: Final = ("put", "get")
+#: ``registered``: a region of the client's engine and arrays; ``buffers``: a buffer for each chunk.
+MEMORIES: Final = ("registered", "buffers")
+STORES: Final = ("memory", "sqlite")
+REPLICAS_MAX: Final = 8
+#: Payload of all chunks of a row, unless told otherwise: several times a last-level cache.
+FOOTPRINT_BYTES: Final = 256 << 20
+
+
+@dataclass(frozen=True)
+class StoreWork:
+    """What one row moves.
+
+    Attributes:
+        op: ``put`` or ``get``.
+        block_bytes: payload of one chunk.
+        batch: chunks of one call.
+        replicas: copies of each chunk.
+        threads: user threads of the one client, each with its own part of the chunks.
+        memory: one of `MEMORIES`.
+        footprint_bytes: payload of all chunks.
+    """
+
+    op: str
+    block_bytes: int
+    batch: int
+    replicas: int
+    threads: int
+    memory: str
+    footprint_bytes: int
+
+    @cached_property
+    def moved(self) -> Work:
+        """The same as the transfer that it comes down to."""
+        way = "write" if self.op == "put" else "read"
+        return Work("auto", way, self.block_bytes, self.batch, "sequential", self.threads, None, self.footprint_bytes)
+
+    @property
+    def text(self) -> str:
+        """Which row it is."""
+        text = f"{self.op} {format_bytes(self.block_bytes)} × {self.batch}"
+        if self.replicas > 1:
+            text += f", {self.replicas} replicas"
+        if self.threads > 1:
+            text += f", {self.threads} threads"
+        return text if self.memory == "registered" else f"{text}, {self.memory}"
+
+
+@dataclass
+class StoreResult(RowResult):
+    """The windows of one row of the store."""
+
+    store: StoreWork = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    """How it is measured, and where.
+
+    Attributes:
+        rounds: windows of each kind.
+        duration: longest time of one window, in seconds.
+        warmup: ahead of every window of gets, in seconds.
+        master: of a pool that runs; None: one is started.
+        secret: of that pool.
+        nodes: of the pool that is started.
+        dram: bytes that each of them lends.
+        metadata: ``memory`` or ``sqlite``, of its master.
+    """
+
+    rounds: int
+    duration: float
+    warmup: float
+    master: Address | None = None
+    secret: bytes | None = None
+    nodes: int = 1
+    dram: int = 0
+    metadata: str = "memory"
+
+
+@dataclass(frozen=True)
+class StoreSweep:
+    """Every combination of these is a row; the last list varies fastest."""
+
+    ops: Sequence[str]
+    memories: Sequence[str]
+    replicas: Sequence[int]
+    threads: Sequence[int]
+    block_bytes: Sequence[int]
+    batches: Sequence[int]
+    footprint_bytes: int | None = None
+
+    def works(self) -> list[StoreWork]:
+        """Return the rows.
+
+        Raises:
+            UsageError: a combination is impossible.
+        """
+        return [
+            self._work(*values)
+            for values in itertools.product(
+                self.ops, self.memories, self.replicas, self.threads, self.block_bytes, self.batches
+            )
+        ]
+
+    def _work(self, op: str, memory: str, replicas: int, threads: int, block_bytes: int, batch: int) -> StoreWork:
+        if block_bytes % WORD_BYTES:
+            raise UsageError(
+                f"a chunk of {block_bytes} bytes cannot be verified: they are made of {WORD_BYTES}-byte words",
+                hint=f"--block-size {max(WORD_BYTES, block_bytes // WORD_BYTES * WORD_BYTES)}",
+            )
+        needed = block_bytes * batch * threads
+        footprint = self.footprint_bytes or max(FOOTPRINT_BYTES, needed)
+        if footprint < needed:
+            raise UsageError(
+                f"{threads} x {batch} chunks of {format_bytes(block_bytes)} do not fit into a footprint of "
+                f"{format_bytes(footprint)}",
+                hint=f"--footprint {format_bytes(needed)}, or a smaller batch",
+            )
+        return StoreWork(op, block_bytes, batch, replicas, threads, memory, footprint)
+
+
+#: Of the header of an extent, and of what is lost by rounding to a multiple of 64 bytes.
+_PER_EXTENT: Final = 128
+#: Chunks that were removed keep their room for as long as a lease, and no eviction may come into a window.
+_ROOM: Final = 2.5
+_SPARE_BYTES: Final = 64 << 20
+
+
+def dram_needed(works: Sequence[StoreWork], nodes: int) -> int:
+    """Return the bytes that each of `nodes` has to lend so that no row runs out of room."""
+    most = max(
+        (work.footprint_bytes // work.block_bytes) * (work.block_bytes + _PER_EXTENT) * work.replicas for work in works
+    )
+    return -(-(int(most * _ROOM) // nodes + _SPARE_BYTES) // (2 << 20)) * (2 << 20)

@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pool on this host for notebooks and tests: a master and nodes as processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from typing import IO, TYPE_CHECKING, Any, Final
+
+from moonpool.errors import MoonpoolError
+
+if TYPE_CHECKING:
+    from moonpool.store_client import StoreClient
+
+__all__ = ["ClusterError", "LocalCluster", "local_cluster"]
+
+_START_SECONDS: Final = 30.0
+_STOP_SECONDS: Final = 10.0
+_STDERR_SHOWN: Final = 4000
+# A port that was free a moment ago may be taken by somebody else before a master that was killed is there again.
+_RESTART_SECONDS: Final = 30.0
+
+
+class ClusterError(MoonpoolError, RuntimeError):
+    """A process of a local cluster did not start, or has ended by itself; the cause is what it wrote last."""
+
+    default_code = "CLUSTER"
+
+
+class _Process:
+    """One `moonpool` command, started when made."""
+
+    def __init__(self, what: str, arguments: list[str], environment: Mapping[str, str]) -> None:
+        self.what = what
+        # Without a name, so that nothing is left behind when this process is killed.
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - kept as long as the process
+        tied, self._tie = os.pipe()
+        ready, done = os.pipe()
+        try:
+            self.popen = subprocess.Popen(
+                [sys.executable, "-m", "moonpool._tied", str(tied), *arguments, "--ready-fd", str(done)],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                pass_fds=(tied, done),
+                env=dict(environment),
+                # Ctrl-C in a terminal or a notebook is for the program there, which decides what becomes of its pool.
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(ready)
+            self._close_own()
+            raise
+        finally:
+            os.close(tied)
+            os.close(done)
+        self._ready = ready
+
+    def wait_ready(self, deadline: float) -> str:
+        """Return the line that it wrote when it was ready.
+
+        Raises:
+            ClusterError: it ended, or was not ready in time.
+        """
+        line = b""
+        while not line.endswith(b"\n"):
+            readable, _, _ = select.select([self._ready], [], [], max(0.0, deadline - time.monotonic()))
+            part = os.read(self._ready, 4096) if readable else b""
+            if not part:
+                how = "did not start" if readable else "was not ready in time"
+                self._stop()
+                error = ClusterError(f"the {self.what} {how}", cause=self.said())
+                self._close_own()
+                raise error
+            line += part
+        return line.decode().strip()
+
+    def said(self) -> str:
+        """Return the end of what it wrote to its standard error."""
+        # The process shares the position in the file, so it is left where it is.
+        size = os.fstat(self._log.fileno()).st_size
+        text = os.pread(self._log.fileno(), _STDERR_SHOWN, max(0, size - _STDERR_SHOWN))
+        return text.decode(errors="replace").strip()
+
+    def kill(self) -> None:
+        """As ``kill -9``, and reap it."""
+        self.popen.kill()
+        self.popen.wait()
+        self._close_own()
+
+    def end(self) -> None:
+        """Ask it to end, then make it, and reap it."""
+        self._stop()
+        self._close_own()
+
+    def _stop(self) -> None:
+        if self.popen.poll() is None:
+            self.popen.send_signal(signal.SIGTERM)
+            try:
+                self.popen.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.popen.kill()
+                self.popen.wait()
+
+    def _close_own(self) -> None:
+        for name in ("_tie", "_ready"):
+            fd = getattr(self, name, -1)
+            if fd >= 0:
+                os.close(fd)
+                setattr(self, name, -1)
+        self._log.close()
+
+
+class LocalCluster:
+    """A master and nodes on this host, made by `local_cluster`.
+
+    Attributes:
+        secret: the secret of this cluster.
+    """
+
+    def __init__(
+        self,
+        *,
+        dram: str,
+        store: str,
+        master_options: Mapping[str, str],
+        node_options: Mapping[str, str],
+    ) -> None:
+        self.secret = secrets.token_hex(16)
+        self._dram = dram
+        self._folder = tempfile.TemporaryDirectory(prefix="moonpool-") if store == "sqlite" else None
+        self._store = f"sqlite:{self._folder.name}/master.db" if self._folder is not None else store
+        self._master_options = master_options
+        self._node_options = node_options
+        self._master: _Process | None = None
+        self._address = ""
+        self._nodes: list[_Process | None] = []
+        self._clients: list[Any] = []
+
+    @property
+    def master(self) -> str:
+        """The address of the master."""
+        return self._address
+
+    def client(self, **options: Any) -> StoreClient:
+        """Return a new client of this cluster; it is closed with the cluster, if not before."""
+        from moonpool.store_client import StoreClient
+
+        client = StoreClient(self._address, **{"secret": self.secret, **options})
+        self._clients.append(client)
+        return client
+
+    def start_master(self) -> None:
+        """Start the master, where it was before if it was."""
+        deadline = time.monotonic() + (_RESTART_SECONDS if self._address else _START_SECONDS)
+        while True:
+            process = _Process(
+                "master",
+                ["master", "--listen", self._address or "127.0.0.1:0", "--store", self._store],
+                self._environment("MASTER", {"http": "none", **self._master_options}),
+            )
+            try:
+                line = process.wait_ready(deadline)
+            except ClusterError:
+                if not self._address or time.monotonic() > deadline - 1.0:
+                    raise
+                continue
+            self._master = process
+            self._address = line.split()[-1]
+            return
+
+    def kill_master(self) -> None:
+        """As ``kill -9``."""
+        if self._master is not None:
+            self._master.kill()
+            self._master = None
+
+    def stop_master(self) -> None:
+        """Ask the master to end, and wait for it."""
+        if self._master is not None:
+            self._master.end()
+            self._master = None
+
+    def restart_master(self) -> None:
+        """As ``kill -9`` and a new start at the same address."""
+        self.kill_master()
+        self.start_master()
+
+    def start_node(self, index: int | None = None) -> int:
+        """Start one more node, or one that was killed. Returns its index."""
+        if index is None:
+            self._nodes.append(None)
+            index = len(self._nodes) - 1
+        self._begin_node(index).wait_ready(time.monotonic() + _START_SECONDS)
+        return index
+
+    def start_nodes(self, count: int) -> None:
+        """Start nodes, all at the same time."""
+        first = len(self._nodes)
+        self._nodes += [None] * count
+        deadline = time.monotonic() + _START_SECONDS
+        for process in [self._begin_node(index) for index in range(first, first + count)]:
+            process.wait_ready(deadline)
+
+    def kill_node(self, index: int) -> None:
+        """As ``kill -9``."""
+        process = self._nodes[index]
+        if process is not None:
+            process.kill()
+            self._nodes[index] = None
+
+    def stop_node(self, index: int) -> None:
+        """Ask a node to end, and wait for it."""
+        process = self._nodes[index]
+        if process is not None:
+            process.end()
+            self._nodes[index] = None
+
+    def signal_node(self, index: int, number: int) -> None:
+        """Send a signal, such as SIGSTOP and SIGCONT."""
+        process = self._nodes[index]
+        if process is not None:
+            process.popen.send_signal(number)
+
+    def close(self) -> None:
+        """End clients, nodes and master, and reap the processes."""
+        for client in self._clients:
+            client.close()
+        for index in range(len(self._nodes)):
+            self.signal_node(index, signal.SIGCONT)
+            self.signal_node(index, signal.SIGTERM)
+        for index in range(len(self._nodes)):
+            self.stop_node(index)
+        self.stop_master()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def _begin_node(self, index: int) -> _Process:
+        process = self._nodes[index] = _Process(
+            f"node {index}",
+            ["node", "--master", self._address, "--dram", self._dram],
+            # Each stands for a host of its own, so that replicas go to different ones.
+            self._environment("NODE", {"name": f"node-{index}", "host_id": f"host-{index}", **self._node_options}),
+        )
+        return process
+
+    def _environment(self, component: str, options: Mapping[str, str]) -> dict[str, str]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("MOONPOOL_")}
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        for name, value in {"secret": self.secret, **options}.items():
+            environment[f"MOONPOOL_{component}_{name.upper()}"] = str(value)
+        return environment
+
+
+@contextlib.contextmanager
+def local_cluster(
+    nodes: int = 2,
+    dram: str = "256MiB",
+    store: str = "memory",
+    *,
+    master_options: Mapping[str, str] | None = None,
+    node_options: Mapping[str, str] | None = None,
+) -> Iterator[LocalCluster]:
+    """Start a master and nodes on random ports of the loopback interface, and end them at the end.
+
+    ::
+
+        with moonpool.local_cluster(nodes=2) as cluster:
+            client = cluster.client()
+
+    Args:
+        nodes: how many.
+        dram: memory that each lends.
+        store: ``"memory"``, ``"sqlite"`` (in a folder that goes with the cluster), or ``"sqlite:PATH"``.
+        master_options: settings of the master by name, such as ``{"put_deadline": "1s"}``.
+        node_options: settings of the nodes by name.
+
+    Raises:
+        ClusterError: a process did not start; the cause is what it wrote.
+
+    The processes end with this one, also when it is killed.
+    """
+    cluster = LocalCluster(dram=dram, store=store, master_options=master_options or {}, node_options=node_options or {})
+    try:
+        cluster.start_master()
+        cluster.start_nodes(nodes)
+        yield cluster
+    finally:
+        cluster.close()

@@ -1,0 +1,560 @@
+# SPDX-License-Identifier: Apache-2.0
+# cython: language_level=3, embedsignature=False
+"""The chunk index of the master: checks arguments and calls index/index.hpp. Decides nothing itself."""
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libcpp cimport bool as cbool
+from libcpp.memory cimport unique_ptr
+from libcpp.string cimport string
+from libcpp.utility cimport move
+from libcpp.vector cimport vector
+
+
+cdef extern from "<string_view>" namespace "std" nogil:
+    cdef cppclass string_view:
+        string_view(const char *, size_t)
+
+
+cdef extern from "index.hpp" namespace "moonpool::index" nogil:
+    size_t kHashBytes
+    size_t kExtentBytes
+    uint64_t kHeaderBytes
+    uint64_t kEpochMax
+    uint64_t kUnitsMax
+    uint64_t kUnit
+    uint32_t kNone
+    uint32_t kReplicasMax
+    uint32_t kShardsMax
+
+    cdef enum class Outcome(uint8_t):
+        kOk
+        kNoMemory
+        kUnknownSegment
+        kLostSegment
+        kTooSmall
+        kTooManySegments
+        kDamaged
+
+    cdef cppclass Hashes:
+        const uint8_t *data
+        size_t count
+        uint32_t name_space
+
+    cdef cppclass Parents:
+        const uint8_t *data
+        size_t bytes
+
+    cdef cppclass StartCall:
+        uint32_t owner
+        Hashes hashes
+        Parents parents
+        const uint8_t *lengths
+        cbool one_length
+        uint32_t shard
+        uint32_t shards
+        uint32_t replicas
+        vector[uint32_t] avoid
+        uint32_t host
+        int64_t now
+        int64_t deadline
+
+    cdef cppclass SegmentStats:
+        uint64_t capacity_bytes
+        uint64_t used_bytes
+        uint64_t waiting_bytes
+        uint64_t largest_free_bytes
+        uint64_t extents
+        uint64_t free_pieces
+
+    cdef cppclass IndexStats:
+        uint64_t chunks
+        uint64_t chunks_max
+        uint64_t writing
+        uint64_t pinned
+        uint64_t used_bytes
+        uint64_t free_bytes
+        uint64_t capacity_bytes
+        uint64_t condemned_bytes
+        uint64_t memory_bytes
+        uint64_t evicted
+        uint64_t refused_records
+        int64_t leased_until_ms
+
+    cdef cppclass Native "moonpool::index::ChunkIndex":
+        @staticmethod
+        unique_ptr[Native] make(string_view, uint32_t, uint64_t, uint64_t)
+        Outcome add_segment(uint32_t, uint64_t, uint32_t, int64_t, int64_t)
+        Outcome set_segment(uint32_t, cbool, cbool)
+        Outcome drop_segment(uint32_t)
+        Outcome sweep(uint32_t, string *, cbool *)
+        Outcome chunks_in(uint32_t, uint32_t, string *)
+        Outcome segment_stats(uint32_t, SegmentStats *)
+        Outcome start(const StartCall &, uint8_t *, uint8_t *)
+        Outcome commit(uint32_t, Hashes, const uint8_t *, uint32_t, const uint8_t *, uint8_t *, string *, string *)
+        Outcome publish(const uint8_t *, size_t, string *)
+        Outcome revoke(const uint8_t *, size_t)
+        Outcome abort(uint32_t, Hashes, const uint8_t *, uint32_t, cbool, uint8_t *)
+        Outcome expire(int64_t, string *)
+        Outcome drop_owner(uint32_t, string *)
+        Outcome to_fence(string *)
+        Outcome fenced(uint32_t, uint32_t, uint64_t *)
+        Outcome exists(Hashes, uint8_t *)
+        Outcome match_prefix(Hashes, int64_t, int64_t, size_t *)
+        Outcome locate(Hashes, uint32_t, int64_t, int64_t, uint8_t *, string *, uint32_t *)
+        Outcome pin(uint32_t, uint64_t, Hashes, uint8_t *)
+        Outcome unpin(uint32_t, uint64_t, size_t *)
+        Outcome remove(Hashes, uint8_t *, string *)
+        Outcome remove_prefix(uint32_t, const uint8_t *, string *, size_t *)
+        Outcome evict(uint64_t, int64_t, string *, string *, uint64_t *)
+        Outcome reclaim(const uint8_t *, size_t, int64_t, uint64_t *)
+        Outcome restore(const uint8_t *, size_t, const uint8_t *, size_t, size_t *)
+        Outcome stats(IndexStats *)
+        Outcome check(string *)
+
+
+cdef extern from "Python.h":
+    object PyBytes_FromStringAndSize(const char *, Py_ssize_t)
+
+
+HASH_BYTES = kHashBytes
+EXTENT_BYTES = kExtentBytes
+HEADER_BYTES = kHeaderBytes
+NO_SEGMENT = kNone
+
+# The sums of two of them do not overflow.
+cdef int64_t _TIME_MAX = 1 << 61
+
+
+# ---- arguments: a wrong type is a TypeError, a wrong size a ValueError
+
+cdef object _integer(object value, str name, object most):
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name} must be an int, not {type(value).__name__}")
+    if not 0 <= value <= most:
+        raise ValueError(f"{name} must be from 0 to {most}, not {value}")
+    return value
+
+
+cdef uint32_t _u32(object value, str name) except? 0:
+    return _integer(value, name, 0xffffffff)
+
+
+cdef uint64_t _u64(object value, str name) except? 0:
+    return _integer(value, name, 0xffffffffffffffff)
+
+
+cdef int64_t _time(object value, str name) except? 0:
+    return _integer(value, name, _TIME_MAX)
+
+
+cdef uint32_t _segment(object value) except? 0:
+    if _u32(value, "segment") == kNone:
+        raise ValueError(f"segment must not be {kNone}: that says that there is none")
+    return value
+
+
+cdef const uint8_t *_bytes(bytes value, str name) except NULL:
+    if value is None:
+        raise TypeError(f"{name} must be bytes, not NoneType")
+    return <const uint8_t *><const char *>value
+
+
+cdef Hashes _hashes(bytes hashes, object namespace) except *:
+    cdef Hashes made
+    made.data = _bytes(hashes, "hashes")
+    if len(hashes) % kHashBytes != 0:
+        raise ValueError(f"hashes must be a multiple of {kHashBytes} bytes, not {len(hashes)}")
+    made.count = len(hashes) // kHashBytes
+    made.name_space = _u32(namespace, "namespace")
+    return made
+
+
+cdef const uint8_t *_each(bytes value, str name, size_t count, size_t size) except NULL:
+    cdef const uint8_t *at = _bytes(value, name)
+    if <size_t>len(value) != count * size:
+        raise ValueError(f"{name} must be {count} x {size} bytes, not {len(value)}")
+    return at
+
+
+cdef const uint8_t *_slots(bytes slots, size_t *count) except NULL:
+    cdef const uint8_t *at = _bytes(slots, "slots")
+    if len(slots) % 4 != 0:
+        raise ValueError(f"slots must be a multiple of 4 bytes, not {len(slots)}")
+    count[0] = len(slots) // 4
+    return at
+
+
+cdef uint8_t *_room(bytes made) noexcept:
+    # Of bytes that nobody else has seen yet.
+    return <uint8_t *><char *>made
+
+
+cdef bytes _new(Py_ssize_t size):
+    return PyBytes_FromStringAndSize(NULL, size)
+
+
+cdef int _check(Outcome outcome, object segment=None) except -1:
+    if outcome == Outcome.kOk:
+        return 0
+    if outcome == Outcome.kNoMemory:
+        raise MemoryError("the chunk index got no memory")
+    if outcome == Outcome.kUnknownSegment:
+        raise KeyError(f"there is no segment {segment}")
+    if outcome == Outcome.kLostSegment:
+        raise ValueError(f"segment {segment} was dropped; its number is not used again")
+    if outcome == Outcome.kTooSmall:
+        raise ValueError(f"segment {segment} has extents beyond this capacity")
+    if outcome == Outcome.kTooManySegments:
+        raise ValueError("there are as many segments as the index can hold")
+    raise ValueError("records must be as many as slots, each with its length before it")
+
+
+cdef class ChunkIndex:
+    """See _index.pyi."""
+
+    cdef unique_ptr[Native] _index
+    cdef str _policy
+
+    def __cinit__(self, *, str policy not None="prefix", chunks_max=100_000_000, epoch=1, seed=0):
+        cdef bytes name = policy.encode()
+        cdef const char *name_at = name
+        cdef size_t name_bytes = len(name)
+        cdef uint32_t most = _integer(chunks_max, "chunks_max", kNone - 1)
+        cdef uint64_t its_epoch = _integer(epoch, "epoch", kEpochMax)
+        cdef uint64_t its_seed = _u64(seed, "seed")
+        if most == 0:
+            raise ValueError("chunks_max must be at least 1")
+        with nogil:
+            self._index = Native.make(string_view(name_at, name_bytes), most, its_epoch, its_seed)
+        if not self._index:
+            raise ValueError(f'there is no policy "{policy}". Choose from: {", ".join(_POLICIES)}')
+        self._policy = policy
+
+    # ---- segments
+
+    def add_segment(self, segment, capacity_bytes, host, ramp_up_ms, now_ms):
+        cdef uint32_t number = _segment(segment), at = _u32(host, "host")
+        cdef uint64_t capacity = _integer(capacity_bytes, "capacity_bytes", kUnitsMax * kUnit)
+        cdef int64_t ramp_up = _time(ramp_up_ms, "ramp_up_ms"), now = _time(now_ms, "now_ms")
+        cdef Outcome outcome
+        if capacity < kUnit:
+            raise ValueError(f"capacity_bytes must be at least {kUnit}, not {capacity}")
+        with nogil:
+            outcome = self._index.get().add_segment(number, capacity, at, ramp_up, now)
+        _check(outcome, segment)
+
+    def set_segment(self, segment, *, cbool writable, cbool readable):
+        cdef uint32_t number = _segment(segment)
+        cdef Outcome outcome
+        with nogil:
+            outcome = self._index.get().set_segment(number, writable, readable)
+        _check(outcome, segment)
+
+    def drop_segment(self, segment):
+        cdef uint32_t number = _segment(segment)
+        cdef Outcome outcome
+        with nogil:
+            outcome = self._index.get().drop_segment(number)
+        _check(outcome, segment)
+
+    def sweep(self, now_ms, count_max):
+        cdef uint32_t most = _u32(count_max, "count_max")
+        cdef string slots
+        cdef cbool complete = False
+        cdef Outcome outcome
+        _time(now_ms, "now_ms")
+        with nogil:
+            outcome = self._index.get().sweep(most, &slots, &complete)
+        _check(outcome)
+        return <bytes>slots, complete
+
+    def chunks_in(self, segment, count_max):
+        cdef uint32_t number = _segment(segment), most = _u32(count_max, "count_max")
+        cdef string keys
+        cdef Outcome outcome
+        with nogil:
+            outcome = self._index.get().chunks_in(number, most, &keys)
+        _check(outcome, segment)
+        return <bytes>keys
+
+    # ---- puts
+
+    def start(self, owner, namespace, bytes hashes not None, bytes parents not None, bytes lengths not None, shard,
+              shards, replicas, avoid, host, now_ms, deadline_ms):
+        cdef StartCall call
+        call.hashes = _hashes(hashes, namespace)
+        call.owner = _u32(owner, "owner")
+        cdef size_t count = call.hashes.count
+        if len(parents) not in (0, kHashBytes, count * kHashBytes):
+            raise ValueError(f"parents must be 0, {kHashBytes} or {count} x {kHashBytes} bytes, not {len(parents)}")
+        call.parents.data = _bytes(parents, "parents")
+        call.parents.bytes = len(parents)
+        call.one_length = len(lengths) == 8
+        call.lengths = _each(lengths, "lengths", 1 if call.one_length else count, 8)
+        call.shard = _u32(shard, "shard")
+        call.shards = _integer(shards, "shards", kShardsMax)
+        call.replicas = _integer(replicas, "replicas", kReplicasMax)
+        if call.shards == 0 or call.replicas == 0:
+            raise ValueError("shards and replicas must be at least 1")
+        for segment in avoid:
+            call.avoid.push_back(_u32(segment, "avoid"))
+        call.host = _u32(host, "host")
+        call.now = _time(now_ms, "now_ms")
+        call.deadline = _time(deadline_ms, "deadline_ms")
+        cdef bytes statuses = _new(count), extents = _new(count * call.replicas * kExtentBytes)
+        cdef uint8_t *statuses_at = _room(statuses)
+        cdef uint8_t *extents_at = _room(extents)
+        cdef Outcome outcome
+        with nogil:
+            outcome = self._index.get().start(call, statuses_at, extents_at)
+        _check(outcome)
+        return statuses, extents
+
+    def commit(self, owner, namespace, bytes hashes not None, bytes generations not None, shard,
+               bytes written not None):
+        cdef uint32_t its_owner = _u32(owner, "owner"), its_shard = _u32(shard, "shard")
+        cdef Hashes batch = _hashes(hashes, namespace)
+        cdef const uint8_t *generations_at = _each(generations, "generations", batch.count, 8)
+        cdef const uint8_t *written_at = _each(written, "written", batch.count, 1) if len(written) != 0 else NULL
+        cdef bytes statuses = _new(batch.count)
+        cdef uint8_t *statuses_at = _room(statuses)
+        cdef string slots, records
+        cdef Outcome outcome
+        with nogil:
+            outcome = self._index.get().commit(its_owner, batch, generations_at, its_shard, written_at, statuses_at,
+                                               &slots, &records)
+        _check(outcome)
+        return statuses, <bytes>slots, <bytes>records
+
+    def publish(self, bytes slots not None, now_ms):
+        cdef size_t count = 0
+        cdef const uint8_t *slots_at = _slots(slots, &count)
+        cdef string keys
+        cdef Outcome outcome
+        _time(now_ms, "now_ms")
+        with nogil:
+            outcome = self._index.get().publish(slots_at, count, &keys)
+        _check(outcome)
+        return <bytes>keys
+
+    def revoke(self, bytes slots not None):
+        cdef size_t count = 0
+        cdef const uint8_t *slots_at = _slots(slots, &count)
+        cdef Outcome outcome
+        with nogil:
+            outcome = self._index.get().revoke(slots_at, count)
+        _check(outcome)
+
+    def abort(self, owner, namespace, bytes hashes not None, bytes generations not None, shard, cbool settled):
+        cdef uint32_t its_owner = _u32(owner, "owner"), its_shard = _u32(shard, "shard")
+        cdef Hashes batch = _hashes(hashes, namespace)
+        cdef const uint8_t *generations_at = _each(generations, "generations", batch.count, 8)
+        cdef bytes statuses = _new(batch.count)
+        cdef uint8_t *statuses_at = _room(statuses)
+        cdef Outcome outcome
+        with nogil:
+            outcome = self._index.get().abort(its_owner, batch, generations_at, its_shard, settled, statuses_at)
+        _check(outcome)
+        return statuses
+
+    def expire(self, now_ms):
+        cdef int64_t now = _time(now_ms, "now_ms")
+        cdef string pairs
+        cdef Outcome outcome
+        with nogil:
+            outcome = self._index.get().expire(now, &pairs)
+        _check(outcome)
+        return <bytes>pairs
+
+    def drop_owner(self, owner):
+        cdef uint32_t its_owner = _u32(owner, "owner")
+        cdef string pairs
+        cdef Outcome outcome
+        with nogil:
+            outcome = self._index.get().drop_owner(its_owner, &pairs)
+        _check(outcome)
+        return <bytes>pairs
+
+    def to_fence(self):
+        cdef string pairs
+        cdef Outcome outcome
+        with nogil:
+            outcome = self._index.get().to_fence(&pairs)
+        _check(outcome)
+        return <bytes>pairs
+
+    def fenced(self, owner, segment):
+        cdef uint32_t its_owner = _u32(owner, "owner"), number = _segment(segment)
+        cdef uint64_t freed = 0
+        cdef Outcome outcome
+        with nogil:
+            outcome = self._index.get().fenced(its_owner, number, &freed)
+        _check(outcome)
+        return freed
+
+    # ---- reads
+
+    def exists(self, namespace, bytes hashes not None):
+        cdef Hashes batch = _hashes(hashes, namespace)
+        cdef bytes statuses = _new(batch.count)
+        cdef uint8_t *statuses_at = _room(statuses)
+        cdef Outcome outcome
+        with nogil:
+            outcome = self._index.get().exists(batch, statuses_at)
+        _check(outcome)
+        return statuses
+
+    def match_prefix(self, namespace, bytes hashes not None, now_ms, lease_ms):
+        cdef Hashes batch = _hashes(hashes, namespace)
+        cdef int64_t now = _time(now_ms, "now_ms"), lease = _time(lease_ms, "lease_ms")
+        cdef size_t matched = 0
+        cdef Outcome outcome
+        with nogil:
+            outcome = self._index.get().match_prefix(batch, now, lease, &matched)
+        _check(outcome)
+        return matched
+
+    def locate(self, namespace, bytes hashes not None, shard, now_ms, lease_ms):
+        cdef Hashes batch = _hashes(hashes, namespace)
+        cdef uint32_t its_shard = _u32(shard, "shard"), replicas = 0
+        cdef int64_t now = _time(now_ms, "now_ms"), lease = _time(lease_ms, "lease_ms")
+        cdef bytes statuses = _new(batch.count)
+        cdef uint8_t *statuses_at = _room(statuses)
+        cdef string extents
+        cdef Outcome outcome
+        with nogil:
+            outcome = self._index.get().locate(batch, its_shard, now, lease, statuses_at, &extents, &replicas)
+        _check(outcome)
+        return statuses, <bytes>extents, replicas
+
+    def pin(self, owner, pin, namespace, bytes hashes not None):
+        cdef uint32_t its_owner = _u32(owner, "owner")
+        cdef uint64_t its_pin = _u64(pin, "pin")
+        cdef Hashes batch = _hashes(hashes, namespace)
+        cdef bytes statuses = _new(batch.count)
+        cdef uint8_t *statuses_at = _room(statuses)
+        cdef Outcome outcome
+        with nogil:
+            outcome = self._index.get().pin(its_owner, its_pin, batch, statuses_at)
+        _check(outcome)
+        return statuses
+
+    def unpin(self, owner, pin):
+        cdef uint32_t its_owner = _u32(owner, "owner")
+        cdef uint64_t its_pin = _u64(pin, "pin")
+        cdef size_t count = 0
+        cdef Outcome outcome
+        with nogil:
+            outcome = self._index.get().unpin(its_owner, its_pin, &count)
+        _check(outcome)
+        return count
+
+    # ---- removal
+
+    def remove(self, namespace, bytes hashes not None):
+        cdef Hashes batch = _hashes(hashes, namespace)
+        cdef bytes statuses = _new(batch.count)
+        cdef uint8_t *statuses_at = _room(statuses)
+        cdef string slots
+        cdef Outcome outcome
+        with nogil:
+            outcome = self._index.get().remove(batch, statuses_at, &slots)
+        _check(outcome)
+        return statuses, <bytes>slots
+
+    def remove_prefix(self, namespace, bytes hash not None):
+        cdef uint32_t space = _u32(namespace, "namespace")
+        cdef const uint8_t *hash_at = _each(hash, "hash", 1, kHashBytes)
+        cdef string slots
+        cdef size_t pinned = 0
+        cdef Outcome outcome
+        with nogil:
+            outcome = self._index.get().remove_prefix(space, hash_at, &slots, &pinned)
+        _check(outcome)
+        return <bytes>slots, pinned
+
+    def evict(self, want_bytes, now_ms):
+        cdef uint64_t want = _u64(want_bytes, "want_bytes"), given = 0
+        cdef int64_t now = _time(now_ms, "now_ms")
+        cdef string slots, keys
+        cdef Outcome outcome
+        with nogil:
+            outcome = self._index.get().evict(want, now, &slots, &keys, &given)
+        _check(outcome)
+        return <bytes>slots, <bytes>keys, given
+
+    def reclaim(self, bytes slots not None, now_ms):
+        cdef size_t count = 0
+        cdef const uint8_t *slots_at = _slots(slots, &count)
+        cdef int64_t now = _time(now_ms, "now_ms")
+        cdef uint64_t freed = 0
+        cdef Outcome outcome
+        with nogil:
+            outcome = self._index.get().reclaim(slots_at, count, now, &freed)
+        _check(outcome)
+        return freed
+
+    # ---- restart
+
+    def restore(self, bytes slots not None, bytes records not None):
+        cdef size_t count = 0, taken = 0
+        cdef const uint8_t *slots_at = _slots(slots, &count)
+        cdef const uint8_t *records_at = _bytes(records, "records")
+        cdef size_t records_bytes = len(records)
+        cdef Outcome outcome
+        with nogil:
+            outcome = self._index.get().restore(slots_at, count, records_at, records_bytes, &taken)
+        _check(outcome)
+        return taken
+
+    # ---- state
+
+    def segment_stats(self, segment):
+        cdef uint32_t number = _segment(segment)
+        cdef SegmentStats stats
+        cdef Outcome outcome
+        with nogil:
+            outcome = self._index.get().segment_stats(number, &stats)
+        _check(outcome, segment)
+        return {
+            "capacity_bytes": stats.capacity_bytes,
+            "used_bytes": stats.used_bytes,
+            "waiting_bytes": stats.waiting_bytes,
+            "largest_free_bytes": stats.largest_free_bytes,
+            "extents": stats.extents,
+            "free_pieces": stats.free_pieces,
+        }
+
+    def stats(self):
+        cdef IndexStats stats
+        cdef Outcome outcome
+        with nogil:
+            outcome = self._index.get().stats(&stats)
+        _check(outcome)
+        return {
+            "chunks": stats.chunks,
+            "chunks_max": stats.chunks_max,
+            "writing": stats.writing,
+            "pinned": stats.pinned,
+            "leased_until_ms": stats.leased_until_ms,
+            "used_bytes": stats.used_bytes,
+            "free_bytes": stats.free_bytes,
+            "capacity_bytes": stats.capacity_bytes,
+            "condemned_bytes": stats.condemned_bytes,
+            "memory_bytes": stats.memory_bytes,
+            "evicted": stats.evicted,
+            "refused_records": stats.refused_records,
+            "policy": self._policy,
+        }
+
+    def check(self):
+        cdef string wrong
+        cdef Outcome outcome
+        with nogil:
+            outcome = self._index.get().check(&wrong)
+        _check(outcome)
+        return (<bytes>wrong).decode()
+
+
+_POLICIES = ("lru", "s3fifo")

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the calls have in common.
+#include "index.hpp"
+
+#include <sys/random.h>
+
+#include <algorithm>
+
+namespace moonpool::index {
+
+namespace {
+
+// Where keys are in the table is nobody's business: callers choose them.
+uint64_t secret() {
+  uint64_t drawn = 0;
+  if (getrandom(&drawn, sizeof drawn, GRND_NONBLOCK) != sizeof drawn) drawn = 0x2545f4914f6cdd1d;
+  return drawn;
+}
+
+constexpr size_t kTouchedMax = 1u << 16;
+
+}  // namespace
+
+std::unique_ptr<ChunkIndex> ChunkIndex::make(std::string_view policy, uint32_t chunks_max, uint64_t epoch,
+                                             uint64_t seed) {
+  std::unique_ptr<ChunkIndex> made;
+  const Outcome outcome = guarded([&] {
+    made.reset(new ChunkIndex(policy, chunks_max, epoch, seed));
+    return Outcome::kOk;
+  });
+  return outcome == Outcome::kOk && made->policy_ != nullptr ? std::move(made) : nullptr;
+}
+
+ChunkIndex::ChunkIndex(std::string_view policy, uint32_t chunks_max, uint64_t epoch, uint64_t seed)
+    : policy_name_(policy),
+      chunks_max_(chunks_max),
+      table_seed_(secret()),
+      epoch_(epoch),
+      policy_(Policy::make(policy, chunks_, table_seed_)),
+      random_(seed) {}
+
+ChunkIndex::Exclusive ChunkIndex::exclusive() {
+  Exclusive held(lock_);
+  // No reader is in, so nobody adds to it; the lock tells the sanitizer.
+  const std::lock_guard touching(touched_lock_);
+  for (const uint32_t slot : touched_) policy_->on_touch(slot);
+  touched_.clear();
+  return held;
+}
+
+// By a reader that still holds its lock, so that the slots are what they were. A chain is touched from its end.
+void ChunkIndex::touch(const std::vector<uint32_t> &slots, bool *crowded) {
+  const std::lock_guard touching(touched_lock_);
+  touched_.insert(touched_.end(), slots.rbegin(), slots.rend());
+  *crowded = touched_.size() > kTouchedMax;
+}
+
+uint32_t ChunkIndex::find(const uint8_t *hash, uint32_t name_space) const {
+  return table_.find(hash_of(hash, name_space), [&](uint32_t slot) { return chunks_[slot].is(hash, name_space); });
+}
+
+bool ChunkIndex::lost(const Shard &shard) const {
+  for (uint32_t r = 0; r < shard.replicas; ++r) {
+    if (!segments_.lost(chunks_.place(shard, r))) return false;
+  }
+  return true;
+}
+
+bool ChunkIndex::readable(const Shard &shard) const {
+  for (uint32_t r = 0; r < shard.replicas; ++r) {
+    if (segments_.readable(chunks_.place(shard, r))) return true;
+  }
+  return false;
+}
+
+bool ChunkIndex::visible(const Chunk &chunk) const {
+  if (!chunk.complete()) return false;
+  if (segments_.all_readable()) return true;
+  for (uint32_t i = 0; i < chunk.shards; ++i) {
+    if (lost(chunk.shard(i))) return false;
+  }
+  return true;
+}
+
+bool ChunkIndex::whole(const Chunk &chunk) const {
+  if (!chunk.complete()) return false;
+  if (segments_.all_readable()) return true;
+  for (uint32_t i = 0; i < chunk.shards; ++i) {
+    if (!readable(chunk.shard(i))) return false;
+  }
+  return true;
+}
+
+void ChunkIndex::drop_lost_places(Shard &shard) {
+  Place kept[kReplicasMax] = {};
+  uint32_t count = 0;
+  for (uint32_t r = 0; r < shard.replicas; ++r) {
+    const Place place = chunks_.place(shard, r);
+    if (segments_.lost(place)) {
+      segments_.give(place);
+    } else {
+      kept[count++] = place;
+    }
+  }
+  if (count != shard.replicas) chunks_.set_places(shard, kept, count);
+}
+
+uint64_t ChunkIndex::free_places(Shard &shard) {
+  uint64_t bytes = 0;
+  for (uint32_t r = 0; r < shard.replicas; ++r) bytes += segments_.give(chunks_.place(shard, r));
+  chunks_.set_places(shard, nullptr, 0);
+  return bytes;
+}
+
+void ChunkIndex::list(uint32_t slot) {
+  Chunk &chunk = chunks_[slot];
+  if (chunk.listed) return;
+  chunk.listed = true;
+  ++listed_;
+  policy_->on_insert(slot, chunk.parent);
+}
+
+void ChunkIndex::detach(uint32_t slot, bool evicted) {
+  Chunk &chunk = chunks_[slot];
+  for (uint32_t i = 0; i < chunk.shards; ++i) {
+    Shard &shard = chunk.shard(i);
+    drop_lost_places(shard);
+    for (uint32_t r = 0; r < shard.replicas; ++r) segments_.set_waiting(chunks_.place(shard, r));
+  }
+  if (chunk.listed) {
+    policy_->on_remove(slot, evicted);
+    chunk.listed = false;
+    --listed_;
+  }
+  family_.leave(slot);
+  table_.erase(hash_of(chunk.hash, chunk.name_space), slot);
+  chunk.state = ChunkState::kRemoved;
+}
+
+void ChunkIndex::forget(uint32_t slot) {
+  Chunk &chunk = chunks_[slot];
+  family_.leave(slot);
+  table_.erase(hash_of(chunk.hash, chunk.name_space), slot);
+  chunks_.give(slot);
+}
+
+void ChunkIndex::forget_if_empty(uint32_t slot) {
+  const Chunk &chunk = chunks_[slot];
+  if (chunk.state == ChunkState::kLive && chunk.committed == 0 && chunk.writes == 0 && !chunk.durable) forget(slot);
+}
+
+}  // namespace moonpool::index

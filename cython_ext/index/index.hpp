@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The chunk index of the master. What the calls mean is in _index.pyi; here batches come as pointers and counts, of the
+// sizes that _index.pyx has checked. Thread-safe: reads run at the same time, everything else alone. No call throws.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "chunk.hpp"
+#include "condemned.hpp"
+#include "family.hpp"
+#include "key.hpp"
+#include "lock.hpp"
+#include "pins.hpp"
+#include "placement.hpp"
+#include "policy.hpp"
+#include "record.hpp"
+#include "segments.hpp"
+#include "table.hpp"
+#include "writes.hpp"
+
+namespace moonpool::index {
+
+constexpr size_t kExtentBytes = 32;
+constexpr uint64_t kHeaderBytes = 64;
+constexpr uint64_t kEpochMax = (1u << 24) - 1;
+
+// As in proto/pool.proto.
+enum class ItemStatus : uint8_t {
+  kOk,
+  kAlready,
+  kNotFound,
+  kWriting,
+  kNoSpace,
+  kConflict,
+  kNotOwner,
+  kChunksMax,
+  kTooLarge,
+  kInvalid,
+  kInUse,
+};
+
+// Of a call as a whole.
+enum class Outcome : uint8_t { kOk, kNoMemory, kUnknownSegment, kLostSegment, kTooSmall, kTooManySegments, kDamaged };
+
+struct Hashes {
+  const uint8_t *data;
+  size_t count;
+  uint32_t name_space;
+  const uint8_t *operator[](size_t i) const { return data + i * kHashBytes; }
+};
+
+// Parents of a batch, packed as in PutStart.
+struct Parents {
+  const uint8_t *data;
+  size_t bytes;  // 0, 32 (of the first; each other's is the one before it) or 32 each
+};
+
+struct StartCall {
+  uint32_t owner;
+  Hashes hashes;
+  Parents parents;
+  const uint8_t *lengths;  // u64 each
+  bool one_length;         // for all
+  uint32_t shard, shards, replicas;
+  std::vector<uint32_t> avoid;
+  uint32_t host;
+  int64_t now, deadline;
+};
+
+struct SegmentStats {
+  uint64_t capacity_bytes, used_bytes, waiting_bytes, largest_free_bytes, extents, free_pieces;
+};
+
+struct IndexStats {
+  uint64_t chunks, chunks_max, writing, pinned, used_bytes, free_bytes, capacity_bytes, condemned_bytes, memory_bytes,
+      evicted, refused_records;
+  int64_t leased_until_ms;
+};
+
+class ChunkIndex {
+ public:
+  // Null: no such policy, or no memory.
+  static std::unique_ptr<ChunkIndex> make(std::string_view policy, uint32_t chunks_max, uint64_t epoch, uint64_t seed);
+
+  // ---- segments (index_segments.cpp)
+  Outcome add_segment(uint32_t number, uint64_t capacity, uint32_t host, int64_t ramp_up, int64_t now) noexcept;
+  Outcome set_segment(uint32_t number, bool writable, bool readable) noexcept;
+  Outcome drop_segment(uint32_t number) noexcept;
+  Outcome sweep(uint32_t count_max, std::string *slots, bool *complete) noexcept;
+  Outcome chunks_in(uint32_t number, uint32_t count_max, std::string *keys) noexcept;
+  Outcome segment_stats(uint32_t number, SegmentStats *stats) noexcept;
+
+  // ---- puts (index_put.cpp, index_commit.cpp)
+  Outcome start(const StartCall &call, uint8_t *statuses, uint8_t *extents) noexcept;
+  Outcome commit(uint32_t owner, Hashes hashes, const uint8_t *generations, uint32_t shard, const uint8_t *written,
+                 uint8_t *statuses, std::string *slots, std::string *records) noexcept;
+  Outcome publish(const uint8_t *slots, size_t count, std::string *keys) noexcept;
+  Outcome revoke(const uint8_t *slots, size_t count) noexcept;
+  Outcome abort(uint32_t owner, Hashes hashes, const uint8_t *generations, uint32_t shard, bool settled,
+                uint8_t *statuses) noexcept;
+  Outcome expire(int64_t now, std::string *pairs) noexcept;
+  Outcome drop_owner(uint32_t owner, std::string *pairs) noexcept;
+  Outcome to_fence(std::string *pairs) noexcept;
+  Outcome fenced(uint32_t owner, uint32_t segment, uint64_t *bytes) noexcept;
+
+  // ---- reads (index_read.cpp)
+  Outcome exists(Hashes hashes, uint8_t *statuses) noexcept;
+  Outcome match_prefix(Hashes hashes, int64_t now, int64_t lease, size_t *matched) noexcept;
+  Outcome locate(Hashes hashes, uint32_t shard, int64_t now, int64_t lease, uint8_t *statuses, std::string *extents,
+                 uint32_t *replicas) noexcept;
+  Outcome pin(uint32_t owner, uint64_t pin, Hashes hashes, uint8_t *statuses) noexcept;
+  Outcome unpin(uint32_t owner, uint64_t pin, size_t *count) noexcept;
+
+  // ---- removal (index_remove.cpp)
+  Outcome remove(Hashes hashes, uint8_t *statuses, std::string *slots) noexcept;
+  Outcome remove_prefix(uint32_t name_space, const uint8_t *hash, std::string *slots, size_t *pinned) noexcept;
+  Outcome evict(uint64_t want, int64_t now, std::string *slots, std::string *keys, uint64_t *bytes) noexcept;
+  Outcome reclaim(const uint8_t *slots, size_t count, int64_t now, uint64_t *bytes) noexcept;
+
+  // ---- restart (index_restore.cpp)
+  // `records` as commit() makes them. kDamaged: it is no row of as many records as slots, and nothing has changed.
+  Outcome restore(const uint8_t *slots, size_t count, const uint8_t *records, size_t records_bytes,
+                  size_t *taken) noexcept;
+
+  // ---- state (index_state.cpp)
+  Outcome stats(IndexStats *stats) noexcept;
+  const std::string &policy() const { return policy_name_; }
+  // What contradicts itself in the index, or "". For tests: it looks at everything.
+  Outcome check(std::string *wrong) noexcept;
+
+ private:
+  using Exclusive = std::unique_lock<RwLock>;
+
+  ChunkIndex(std::string_view policy, uint32_t chunks_max, uint64_t epoch, uint64_t seed);
+
+  // The write lock; what readers have touched is in the policy then.
+  Exclusive exclusive();
+  void touch(const std::vector<uint32_t> &slots, bool *crowded);
+
+  uint64_t hash_of(const uint8_t *hash, uint32_t name_space) const { return key_hash(hash, name_space, table_seed_); }
+  uint32_t find(const uint8_t *hash, uint32_t name_space) const;
+  // Calls `each(i, slot or kNone)` for each hash in turn until it returns false. What it will look at is fetched ahead.
+  template <class Each>
+  void find_each(Hashes hashes, Each each) const;
+
+  // ---- of a chunk
+  bool lost(const Shard &shard) const;      // no extent is left
+  bool readable(const Shard &shard) const;  // at least one extent can be read
+  bool visible(const Chunk &chunk) const;   // complete, and no shard is lost
+  bool whole(const Chunk &chunk) const;     // complete, and each shard is readable
+  void drop_lost_places(Shard &shard);
+  uint64_t free_places(Shard &shard);
+  // Gone for every call; its slot and extents wait for reclaim().
+  void detach(uint32_t slot, bool evicted);
+  // It has never been durable: nothing waits.
+  void forget(uint32_t slot);
+  void forget_if_empty(uint32_t slot);
+  void list(uint32_t slot);
+  bool may_go(uint32_t slot, int64_t now);
+  uint64_t writable_bytes(const Chunk &chunk) const;
+  uint32_t write_extents(const Shard &shard, uint8_t *out) const;
+  void unpin_all(const std::vector<Pinned> &pins, size_t *count);
+
+  // ---- of writes
+  ItemStatus start_one(const StartCall &call, size_t i, uint32_t slot, Placement &placement, uint8_t *extents);
+  uint32_t parent_of(const StartCall &call, size_t i) const;
+  Shard *written_by(uint32_t owner, uint32_t slot, uint32_t shard, uint64_t generation);
+  ItemStatus commit_one(Shard &shard, uint8_t written);
+  ItemStatus commit_missing(uint32_t slot, uint32_t shard, uint64_t generation) const;
+  Record record_of(uint32_t slot) const;
+  std::vector<uint32_t> oldest_commit(uint32_t slot, uint64_t *next);
+  void end_write(uint32_t write);
+  // Its extents are free, or wait for the fence of (owner, segment), which goes into `pairs`.
+  void give_up(uint32_t write, bool settled, std::vector<std::pair<uint32_t, uint16_t>> *pairs);
+  void append_pairs(std::vector<std::pair<uint32_t, uint16_t>> pairs, std::string *out) const;
+
+  // ---- of a restart
+  bool restore_one(uint32_t slot, const uint8_t *record, size_t size);
+  bool restore_shard(const RecordShard &from, Chunk &chunk, uint32_t slot);
+  void refuse(uint32_t slot);
+
+  std::string check_chunk(uint32_t slot) const;
+  std::string check_sums();
+
+  const std::string policy_name_;
+  const uint64_t chunks_max_, table_seed_;
+  const uint64_t epoch_;
+
+  RwLock lock_;  // of everything below but what readers touch
+  Chunks chunks_;
+  Table table_;
+  Family family_{chunks_};
+  Segments segments_;
+  Writes writes_;
+  Pins pins_;
+  Condemned condemned_;
+  std::unique_ptr<Policy> policy_;
+  Random random_;
+  uint64_t generations_ = 0, commits_ = 0;
+  uint64_t listed_ = 0, evicted_ = 0, refused_ = 0;
+  uint32_t sweep_at_ = 0;
+  std::vector<uint32_t> refused_slots_;                     // for the next sweep
+  std::unordered_multimap<std::string, uint32_t> orphans_;  // while restoring: key of the parent -> slot
+
+  // ---- by readers
+  std::atomic<int64_t> leased_until_{0};
+  std::mutex touched_lock_;
+  std::vector<uint32_t> touched_;
+};
+
+// ---- shared by the files of the class
+
+template <class Call>
+Outcome guarded(Call call) noexcept {
+  try {
+    return call();
+  } catch (const std::bad_alloc &) {
+    return Outcome::kNoMemory;
+  }
+}
+
+inline uint64_t load_u64(const uint8_t *at) {
+  uint64_t value;
+  std::memcpy(&value, at, sizeof value);
+  return value;
+}
+
+inline uint32_t load_u32(const uint8_t *at) {
+  uint32_t value;
+  std::memcpy(&value, at, sizeof value);
+  return value;
+}
+
+inline void append_u32(std::string *out, uint32_t value) {
+  out->append(reinterpret_cast<const char *>(&value), sizeof value);
+}
+
+inline void append_key(std::string *out, const Chunk &chunk) {
+  append_u32(out, chunk.name_space);
+  out->append(reinterpret_cast<const char *>(chunk.hash), kHashBytes);
+}
+
+inline void write_extent(uint8_t *at, uint64_t generation, uint64_t offset, uint64_t length, uint32_t segment) {
+  const uint32_t zero = 0;
+  std::memcpy(at, &generation, 8);
+  std::memcpy(at + 8, &offset, 8);
+  std::memcpy(at + 16, &length, 8);
+  std::memcpy(at + 24, &segment, 4);
+  std::memcpy(at + 28, &zero, 4);
+}
+
+inline void write_no_extent(uint8_t *at) { write_extent(at, 0, 0, 0, kNone); }
+
+template <class Each>
+void ChunkIndex::find_each(Hashes hashes, Each each) const {
+  constexpr size_t kAhead = 16;
+  uint64_t keys[kAhead];
+  uint32_t slots[kAhead];
+  for (size_t begin = 0; begin < hashes.count; begin += kAhead) {
+    const size_t count = std::min(kAhead, hashes.count - begin);
+    for (size_t i = 0; i < count; ++i) {
+      keys[i] = hash_of(hashes[begin + i], hashes.name_space);
+      table_.prefetch(keys[i]);
+    }
+    for (size_t i = 0; i < count; ++i) {
+      // Nearly always the right one: two keys with the same tag in one part are rare.
+      slots[i] = table_.find(keys[i], [](uint32_t) { return true; });
+      if (slots[i] == kNone) continue;
+      __builtin_prefetch(&chunks_[slots[i]]);
+      __builtin_prefetch(&chunks_[slots[i]].one);
+    }
+    for (size_t i = 0; i < count; ++i) {
+      const uint8_t *hash = hashes[begin + i];
+      const auto same = [&](uint32_t slot) { return chunks_[slot].is(hash, hashes.name_space); };
+      if (slots[i] != kNone && !same(slots[i])) slots[i] = table_.find(keys[i], same);
+      if (!each(begin + i, slots[i])) return;
+    }
+  }
+}
+
+}  // namespace moonpool::index

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The beginning of a put, and its end without success.
+#include <algorithm>
+
+#include "index.hpp"
+
+namespace moonpool::index {
+
+namespace {
+
+constexpr uint8_t kNoHash[kHashBytes] = {};
+// For finding out that nobody becomes its own ancestor, in one call.
+constexpr uint32_t kStepsMax = 1u << 16;
+
+}  // namespace
+
+uint32_t ChunkIndex::parent_of(const StartCall &call, size_t i) const {
+  const Parents &parents = call.parents;
+  const uint8_t *hash = nullptr;
+  if (parents.bytes == call.hashes.count * kHashBytes) {
+    hash = parents.data + i * kHashBytes;
+  } else if (parents.bytes == kHashBytes) {
+    hash = i == 0 ? parents.data : call.hashes[i - 1];
+  } else {
+    return kNone;
+  }
+  return std::memcmp(hash, kNoHash, kHashBytes) == 0 ? kNone : find(hash, call.hashes.name_space);
+}
+
+Outcome ChunkIndex::start(const StartCall &call, uint8_t *statuses, uint8_t *extents) noexcept {
+  return guarded([&] {
+    const Exclusive held = exclusive();
+    orphans_ = {};  // nothing is restored any more
+    Placement placement(segments_, call.avoid, call.host, call.replicas, call.now, random_);
+    uint32_t steps = kStepsMax;
+    for (size_t i = 0; i < call.hashes.count * call.replicas; ++i) write_no_extent(extents + i * kExtentBytes);
+    find_each(call.hashes, [&](size_t i, uint32_t slot) {
+      // It may have come with this very call.
+      if (slot == kNone) slot = find(call.hashes[i], call.hashes.name_space);
+      const ItemStatus status = start_one(call, i, slot, placement, extents + i * call.replicas * kExtentBytes);
+      statuses[i] = static_cast<uint8_t>(status);
+      if (status != ItemStatus::kOk && status != ItemStatus::kAlready) return true;
+      if (slot == kNone) slot = find(call.hashes[i], call.hashes.name_space);
+      if (chunks_[slot].parent != kNone) return true;
+      const uint32_t parent = parent_of(call, i);
+      if (parent != kNone) family_.join(slot, parent, &steps);
+      return true;
+    });
+    return Outcome::kOk;
+  });
+}
+
+ItemStatus ChunkIndex::start_one(const StartCall &call, size_t i, uint32_t slot, Placement &placement,
+                                 uint8_t *extents) {
+  const uint64_t length = load_u64(call.lengths + (call.one_length ? 0 : i * 8));
+  if (length == 0 || call.shard >= call.shards) return ItemStatus::kInvalid;
+  if (length > kUnitsMax * kUnit - kHeaderBytes) return ItemStatus::kTooLarge;
+  if (slot != kNone) {
+    Chunk &chunk = chunks_[slot];
+    if (chunk.shards != call.shards) return chunk.committed > 0 ? ItemStatus::kConflict : ItemStatus::kWriting;
+    Shard &shard = chunk.shard(call.shard);
+    if (shard.state == ShardState::kWriting) return ItemStatus::kWriting;
+    if (shard.state == ShardState::kCommitted) {
+      if (!lost(shard)) return shard.length == length ? ItemStatus::kAlready : ItemStatus::kConflict;
+      // It is written anew, and its record in the store with it.
+      free_places(shard);
+      shard.state = ShardState::kAbsent;
+      --chunk.committed;
+    }
+  } else if (chunks_.arena().count() >= chunks_max_) {
+    return ItemStatus::kChunksMax;
+  }
+  Place places[kReplicasMax] = {};
+  uint32_t count = 0;
+  switch (placement.place((kHeaderBytes + length + kUnit - 1) / kUnit, places, &count)) {
+    case Placement::Result::kNoSpace:
+      return ItemStatus::kNoSpace;
+    case Placement::Result::kTooLarge:
+      return ItemStatus::kTooLarge;
+    case Placement::Result::kPlaced:
+      break;
+  }
+  if (slot == kNone) {
+    slot = chunks_.add(call.hashes[i], call.hashes.name_space, call.shards);
+    table_.insert(hash_of(call.hashes[i], call.hashes.name_space), slot);
+  }
+  Chunk &chunk = chunks_[slot];
+  Shard &shard = chunk.shard(call.shard);
+  shard.generation = epoch_ << 40 | ++generations_;
+  shard.length = length;
+  shard.state = ShardState::kWriting;
+  shard.write = writes_.add(call.owner, slot, call.shard, call.deadline);
+  chunks_.set_places(shard, places, count);
+  ++chunk.writes;
+  for (uint32_t r = 0; r < count; ++r) {
+    Segment &segment = segments_[places[r].segment];
+    segment.space.set_slot(places[r].piece, slot);
+    write_extent(extents + r * kExtentBytes, shard.generation, segment.space.offset(places[r].piece) * kUnit, length,
+                 segment.number);
+  }
+  return ItemStatus::kOk;
+}
+
+// The shard that this owner writes under this generation, and has not committed; null: there is none.
+Shard *ChunkIndex::written_by(uint32_t owner, uint32_t slot, uint32_t shard, uint64_t generation) {
+  if (slot == kNone || shard >= chunks_[slot].shards) return nullptr;
+  Shard &its = chunks_[slot].shard(shard);
+  if (its.state != ShardState::kWriting || its.generation != generation) return nullptr;
+  const Write &write = writes_[its.write];
+  return write.owner == owner && write.commit == 0 ? &its : nullptr;
+}
+
+void ChunkIndex::end_write(uint32_t write) {
+  Chunk &chunk = chunks_[writes_[write].slot];
+  chunk.shard(writes_[write].shard).write = kNone;
+  --chunk.writes;
+  writes_.remove(write);
+}
+
+void ChunkIndex::give_up(uint32_t write, bool settled, std::vector<std::pair<uint32_t, uint16_t>> *pairs) {
+  const uint32_t slot = writes_[write].slot, owner = writes_[write].owner;
+  Shard &shard = chunks_[slot].shard(writes_[write].shard);
+  drop_lost_places(shard);
+  if (settled) {
+    free_places(shard);
+  } else {
+    for (uint32_t r = 0; r < shard.replicas; ++r) {
+      const Place place = chunks_.place(shard, r);
+      condemned_.until_fenced(owner, shard.generation, place);
+      segments_.set_waiting(place);
+      pairs->emplace_back(owner, place.segment);
+    }
+    chunks_.set_places(shard, nullptr, 0);
+  }
+  shard.state = ShardState::kAbsent;
+  end_write(write);
+  forget_if_empty(slot);
+}
+
+Outcome ChunkIndex::abort(uint32_t owner, Hashes hashes, const uint8_t *generations, uint32_t shard, bool settled,
+                          uint8_t *statuses) noexcept {
+  return guarded([&] {
+    const Exclusive held = exclusive();
+    std::vector<std::pair<uint32_t, uint16_t>> pairs;
+    for (size_t i = 0; i < hashes.count; ++i) {
+      const uint64_t generation = load_u64(generations + i * 8);
+      const Shard *found = written_by(owner, find(hashes[i], hashes.name_space), shard, generation);
+      ItemStatus status = ItemStatus::kOk;
+      if (found != nullptr) {
+        give_up(found->write, settled, &pairs);
+      } else {
+        // It was given up before, and only now is known that nothing can be written any more.
+        const auto places = settled ? condemned_.take_settled(owner, generation) : std::vector<Place>();
+        for (const Place place : places) segments_.give(place);
+        if (places.empty()) status = ItemStatus::kNotOwner;
+      }
+      statuses[i] = static_cast<uint8_t>(status);
+    }
+    return Outcome::kOk;
+  });
+}
+
+Outcome ChunkIndex::expire(int64_t now, std::string *pairs) noexcept {
+  return guarded([&] {
+    const Exclusive held = exclusive();
+    std::vector<std::pair<uint32_t, uint16_t>> given_up;
+    for (uint32_t write = writes_.expired(now); write != kNone; write = writes_.expired(now)) {
+      give_up(write, false, &given_up);
+    }
+    append_pairs(std::move(given_up), pairs);
+    return Outcome::kOk;
+  });
+}
+
+Outcome ChunkIndex::drop_owner(uint32_t owner, std::string *pairs) noexcept {
+  return guarded([&] {
+    const Exclusive held = exclusive();
+    size_t unpinned = 0;
+    unpin_all(pins_.take_owner(owner), &unpinned);
+    std::vector<std::pair<uint32_t, uint16_t>> given_up;
+    for (uint32_t write = writes_.of_owner(owner); write != kNone; write = writes_.of_owner(owner)) {
+      give_up(write, false, &given_up);
+    }
+    append_pairs(std::move(given_up), pairs);
+    return Outcome::kOk;
+  });
+}
+
+void ChunkIndex::append_pairs(std::vector<std::pair<uint32_t, uint16_t>> pairs, std::string *out) const {
+  std::sort(pairs.begin(), pairs.end());
+  pairs.erase(std::unique(pairs.begin(), pairs.end()), pairs.end());
+  for (const auto &[owner, segment] : pairs) {
+    append_u32(out, owner);
+    append_u32(out, segments_[segment].number);
+  }
+}
+
+Outcome ChunkIndex::to_fence(std::string *pairs) noexcept {
+  return guarded([&] {
+    const Exclusive held = exclusive();
+    condemned_.each_pair([&](uint32_t owner, uint16_t segment) {
+      append_u32(pairs, owner);
+      append_u32(pairs, segments_[segment].number);
+    });
+    return Outcome::kOk;
+  });
+}
+
+Outcome ChunkIndex::fenced(uint32_t owner, uint32_t number, uint64_t *bytes) noexcept {
+  return guarded([&] {
+    const Exclusive held = exclusive();
+    *bytes = 0;
+    const uint32_t at = segments_.place_of(number);
+    if (at == kNone) return Outcome::kOk;
+    for (const Place place : condemned_.take_fenced(owner, static_cast<uint16_t>(at))) *bytes += segments_.give(place);
+    return Outcome::kOk;
+  });
+}
+
+}  // namespace moonpool::index

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Look-ups. They hold the lock together; what they touch goes to the policy with the next call that is alone.
+#include <algorithm>
+#include <shared_mutex>
+
+#include "index.hpp"
+
+namespace moonpool::index {
+
+namespace {
+
+using Shared = std::shared_lock<RwLock>;
+
+// A batch of more does not keep everybody else out meanwhile.
+constexpr size_t kAtOnce = 4096;
+
+void raise(std::atomic<int64_t> &most, int64_t value) {
+  int64_t seen = most.load(std::memory_order_relaxed);
+  while (seen < value && !most.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
+  }
+}
+
+}  // namespace
+
+Outcome ChunkIndex::exists(Hashes hashes, uint8_t *statuses) noexcept {
+  for (size_t begin = 0; begin < hashes.count; begin += kAtOnce) {
+    const Hashes some{hashes[begin], std::min(kAtOnce, hashes.count - begin), hashes.name_space};
+    const Shared held(lock_);
+    find_each(some, [&](size_t i, uint32_t slot) {
+      const bool there = slot != kNone && whole(chunks_[slot]);
+      statuses[begin + i] = static_cast<uint8_t>(there ? ItemStatus::kOk : ItemStatus::kNotFound);
+      return true;
+    });
+  }
+  return Outcome::kOk;
+}
+
+Outcome ChunkIndex::match_prefix(Hashes hashes, int64_t now, int64_t lease, size_t *matched) noexcept {
+  return guarded([&] {
+    std::vector<uint32_t> slots;
+    slots.reserve(std::min(hashes.count, kAtOnce));
+    bool crowded = false;
+    {
+      const Shared held(lock_);
+      find_each(hashes, [&](size_t, uint32_t slot) {
+        if (slot == kNone || !whole(chunks_[slot])) return false;
+        slots.push_back(slot);
+        return true;
+      });
+      touch(slots, &crowded);
+      if (lease > 0 && !slots.empty()) raise(leased_until_, now + lease);
+      for (const uint32_t slot : slots) {
+        if (lease > 0) chunks_[slot].lease(now + lease);
+      }
+    }
+    *matched = slots.size();
+    if (crowded) exclusive();
+    return Outcome::kOk;
+  });
+}
+
+Outcome ChunkIndex::locate(Hashes hashes, uint32_t shard, int64_t now, int64_t lease, uint8_t *statuses,
+                           std::string *extents, uint32_t *replicas) noexcept {
+  return guarded([&] {
+    std::vector<uint32_t> found(hashes.count, kNone), touched;
+    touched.reserve(hashes.count);
+    bool crowded = false;
+    {
+      const Shared held(lock_);
+      *replicas = 1;
+      find_each(hashes, [&](size_t i, uint32_t slot) {
+        ItemStatus status = ItemStatus::kNotFound;
+        if (slot != kNone && chunks_[slot].complete()) {
+          const Chunk &chunk = chunks_[slot];
+          if (shard >= chunk.shards) {
+            status = ItemStatus::kInvalid;
+          } else if (readable(chunk.shard(shard))) {
+            status = ItemStatus::kOk;
+            found[i] = slot;
+            touched.push_back(slot);
+            *replicas = std::max<uint32_t>(*replicas, chunk.shard(shard).replicas);
+            const Place first = chunks_.place(chunk.shard(shard), 0);
+            if (!segments_.lost(first)) segments_[first.segment].space.prefetch(first.piece);
+          }
+        }
+        statuses[i] = static_cast<uint8_t>(status);
+        return true;
+      });
+      extents->resize(hashes.count * *replicas * kExtentBytes);
+      auto *out = reinterpret_cast<uint8_t *>(extents->data());
+      for (const uint32_t slot : found) {
+        uint32_t written = 0;
+        if (slot != kNone) written = write_extents(chunks_[slot].shard(shard), out);
+        for (uint32_t r = written; r < *replicas; ++r) write_no_extent(out + r * kExtentBytes);
+        out += *replicas * kExtentBytes;
+      }
+      touch(touched, &crowded);
+      if (lease > 0 && !touched.empty()) raise(leased_until_, now + lease);
+      for (const uint32_t slot : touched) {
+        if (lease > 0) chunks_[slot].lease(now + lease);
+      }
+    }
+    if (crowded) exclusive();
+    return Outcome::kOk;
+  });
+}
+
+// The replicas that can be read, first; returns how many.
+uint32_t ChunkIndex::write_extents(const Shard &shard, uint8_t *out) const {
+  uint32_t count = 0;
+  for (uint32_t r = 0; r < shard.replicas; ++r) {
+    const Place place = chunks_.place(shard, r);
+    if (!segments_.readable(place)) continue;
+    const Segment &segment = segments_[place.segment];
+    write_extent(out + count++ * kExtentBytes, shard.generation, segment.space.offset(place.piece) * kUnit,
+                 shard.length, segment.number);
+  }
+  return count;
+}
+
+Outcome ChunkIndex::pin(uint32_t owner, uint64_t pin, Hashes hashes, uint8_t *statuses) noexcept {
+  return guarded([&] {
+    const Exclusive held = exclusive();
+    find_each(hashes, [&](size_t i, uint32_t slot) {
+      ItemStatus status = ItemStatus::kNotFound;
+      if (slot != kNone && visible(chunks_[slot])) {
+        status = ItemStatus::kChunksMax;
+        // As many as there may be chunks: a bound, and one that nobody meets who unpins.
+        if (pins_.count() < chunks_max_) {
+          pins_.add(owner, pin, {slot, chunks_[slot].birth});
+          ++chunks_[slot].pins;
+          status = ItemStatus::kOk;
+        }
+      }
+      statuses[i] = static_cast<uint8_t>(status);
+      return true;
+    });
+    return Outcome::kOk;
+  });
+}
+
+void ChunkIndex::unpin_all(const std::vector<Pinned> &pins, size_t *count) {
+  for (const Pinned pinned : pins) {
+    if (!chunks_.arena().used(pinned.slot)) continue;
+    Chunk &chunk = chunks_[pinned.slot];
+    // Another birth: it was lost, and the slot has another chunk.
+    if (chunk.birth != pinned.birth || chunk.state != ChunkState::kLive) continue;
+    --chunk.pins;
+    ++*count;
+  }
+}
+
+Outcome ChunkIndex::unpin(uint32_t owner, uint64_t pin, size_t *count) noexcept {
+  return guarded([&] {
+    const Exclusive held = exclusive();
+    *count = 0;
+    unpin_all(pins_.take(owner, pin), count);
+    return Outcome::kOk;
+  });
+}
+
+}  // namespace moonpool::index

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "index.hpp"
+
+namespace moonpool::index {
+
+namespace {
+
+// Chunks that one call of evict() looks at: it ends also where nearly everything is in use.
+constexpr uint32_t kLooksMax = 100'000;
+
+}  // namespace
+
+Outcome ChunkIndex::remove(Hashes hashes, uint8_t *statuses, std::string *slots) noexcept {
+  return guarded([&] {
+    const Exclusive held = exclusive();
+    for (size_t i = 0; i < hashes.count; ++i) {
+      const uint32_t slot = find(hashes[i], hashes.name_space);
+      ItemStatus status = ItemStatus::kNotFound;
+      if (slot != kNone && visible(chunks_[slot])) {
+        status = chunks_[slot].pins != 0 ? ItemStatus::kInUse : ItemStatus::kOk;
+        if (status == ItemStatus::kOk) {
+          detach(slot, false);
+          append_u32(slots, slot);
+        }
+      }
+      statuses[i] = static_cast<uint8_t>(status);
+    }
+    return Outcome::kOk;
+  });
+}
+
+Outcome ChunkIndex::remove_prefix(uint32_t name_space, const uint8_t *hash, std::string *slots,
+                                  size_t *pinned) noexcept {
+  return guarded([&] {
+    const Exclusive held = exclusive();
+    *pinned = 0;
+    const uint32_t root = find(hash, name_space);
+    if (root == kNone) return Outcome::kOk;
+    std::vector<uint32_t> family{root};
+    for (size_t i = 0; i < family.size(); ++i) {
+      for (uint32_t child = chunks_[family[i]].child; child != kNone; child = chunks_[child].older) {
+        family.push_back(child);
+      }
+    }
+    for (const uint32_t slot : family) {
+      const Chunk &chunk = chunks_[slot];
+      if (chunk.pins != 0) {
+        ++*pinned;
+      } else if (chunk.durable && chunk.writes == 0) {
+        // What is still written stays: its record may be on its way.
+        detach(slot, false);
+        append_u32(slots, slot);
+      }
+    }
+    return Outcome::kOk;
+  });
+}
+
+// Eviction makes room where something can be written; what lies elsewhere is not given up for nothing.
+bool ChunkIndex::may_go(uint32_t slot, int64_t now) {
+  Chunk &chunk = chunks_[slot];
+  if (chunk.pins != 0 || chunk.writes != 0 || chunk.child != kNone || chunk.leased() > now) return false;
+  return writable_bytes(chunk) != 0;
+}
+
+uint64_t ChunkIndex::writable_bytes(const Chunk &chunk) const {
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < chunk.shards; ++i) {
+    const Shard &shard = chunk.shard(i);
+    for (uint32_t r = 0; r < shard.replicas; ++r) {
+      const Place place = chunks_.place(shard, r);
+      if (segments_[place.segment].writable) bytes += segments_.bytes(place);
+    }
+  }
+  return bytes;
+}
+
+Outcome ChunkIndex::evict(uint64_t want, int64_t now, std::string *slots, std::string *keys, uint64_t *bytes) noexcept {
+  return guarded([&] {
+    const Exclusive held = exclusive();
+    *bytes = 0;
+    uint32_t looks = kLooksMax;
+    const Policy::MayGo may_go_now = [&](uint32_t slot) { return may_go(slot, now); };
+    while (*bytes < want) {
+      const uint32_t slot = policy_->victim(may_go_now, &looks);
+      if (slot == kNone) break;
+      *bytes += writable_bytes(chunks_[slot]);
+      append_u32(slots, slot);
+      append_key(keys, chunks_[slot]);
+      detach(slot, true);
+      ++evicted_;
+    }
+    return Outcome::kOk;
+  });
+}
+
+Outcome ChunkIndex::reclaim(const uint8_t *slots, size_t count, int64_t now, uint64_t *bytes) noexcept {
+  return guarded([&] {
+    const Exclusive held = exclusive();
+    *bytes = 0;
+    for (size_t i = 0; i < count; ++i) {
+      const uint32_t slot = load_u32(slots + i * 4);
+      if (!chunks_.arena().used(slot) || chunks_[slot].state != ChunkState::kRemoved) continue;
+      Chunk &chunk = chunks_[slot];
+      const int64_t until = chunk.leased();
+      for (uint32_t s = 0; s < chunk.shards; ++s) {
+        Shard &shard = chunk.shard(s);
+        for (uint32_t r = 0; until > now && r < shard.replicas; ++r) {
+          condemned_.until_read(until, chunks_.place(shard, r));
+        }
+        if (until > now) {
+          chunks_.set_places(shard, nullptr, 0);
+        } else {
+          *bytes += free_places(shard);
+        }
+      }
+      chunks_.give(slot);
+    }
+    Place place = {};
+    while (condemned_.take_read(now, &place)) *bytes += segments_.give(place);
+    return Outcome::kOk;
+  });
+}
+
+}  // namespace moonpool::index

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "index.hpp"
+
+namespace moonpool::index {
+
+namespace {
+
+std::string family_key(uint32_t name_space, const uint8_t *hash) {
+  std::string key;
+  append_u32(&key, name_space);
+  return key.append(reinterpret_cast<const char *>(hash), kHashBytes);
+}
+
+// Whether there are so many records, and nothing else.
+bool framed(const uint8_t *records, size_t bytes, size_t count) {
+  for (; count > 0; --count) {
+    if (bytes < 4) return false;
+    const uint32_t size = load_u32(records);
+    if (size > bytes - 4) return false;
+    records += 4 + size;
+    bytes -= 4 + size;
+  }
+  return bytes == 0;
+}
+
+bool is_zero(const uint8_t *hash) {
+  constexpr uint8_t kZeros[kHashBytes] = {};
+  return std::memcmp(hash, kZeros, kHashBytes) == 0;
+}
+
+}  // namespace
+
+Outcome ChunkIndex::restore(const uint8_t *slots, size_t count, const uint8_t *records, size_t records_bytes,
+                            size_t *taken) noexcept {
+  return guarded([&] {
+    *taken = 0;
+    if (!framed(records, records_bytes, count)) return Outcome::kDamaged;
+    const Exclusive held = exclusive();
+    for (size_t i = 0; i < count; ++i) {
+      const uint32_t slot = load_u32(slots + i * 4), size = load_u32(records);
+      if (restore_one(slot, records + 4, size)) {
+        ++*taken;
+      } else {
+        refuse(slot);
+      }
+      records += 4 + size;
+    }
+    return Outcome::kOk;
+  });
+}
+
+// The row is to be deleted: a sweep names it. Meanwhile nobody else has its slot.
+void ChunkIndex::refuse(uint32_t slot) {
+  ++refused_;
+  if (chunks_.arena().used(slot)) return;
+  refused_slots_.push_back(slot);
+  if (slot >= chunks_max_) return;
+  constexpr uint8_t kNobody[kHashBytes] = {};
+  chunks_[chunks_.add(kNobody, 0, 1, slot)].state = ChunkState::kRemoved;
+}
+
+bool ChunkIndex::restore_one(uint32_t slot, const uint8_t *bytes, size_t size) {
+  Record record;
+  if (slot >= chunks_max_ || chunks_.arena().used(slot) || !decode(bytes, size, slot, &record)) return false;
+  if (find(record.hash, record.name_space) != kNone) return false;
+  chunks_.add(record.hash, record.name_space, record.shards, slot);
+  Chunk &chunk = chunks_[slot];
+  for (const RecordShard &from : record.present) {
+    if (restore_shard(from, chunk, slot)) continue;
+    for (uint32_t i = 0; i < chunk.shards; ++i) free_places(chunk.shard(i));
+    chunks_.give(slot);
+    return false;
+  }
+  table_.insert(hash_of(record.hash, record.name_space), slot);
+  chunk.committed = static_cast<uint16_t>(record.present.size());
+  chunk.durable = true;
+  uint32_t steps = UINT16_MAX;
+  if (!is_zero(record.parent)) {
+    const uint32_t parent = find(record.parent, record.name_space);
+    if (parent != kNone) {
+      family_.join(slot, parent, &steps);
+    } else {
+      orphans_.emplace(family_key(record.name_space, record.parent), slot);
+    }
+  }
+  list(slot);
+  const auto [first, last] = orphans_.equal_range(family_key(record.name_space, record.hash));
+  for (auto at = first; at != last; ++at) {
+    // It may be gone again, or another chunk.
+    if (chunks_.arena().used(at->second) && chunks_[at->second].state == ChunkState::kLive &&
+        chunks_[at->second].parent == kNone) {
+      family_.join(at->second, slot, &steps);
+    }
+  }
+  orphans_.erase(first, last);
+  return true;
+}
+
+bool ChunkIndex::restore_shard(const RecordShard &from, Chunk &chunk, uint32_t slot) {
+  const uint64_t epoch = from.generation >> 40, number = from.generation & ((uint64_t{1} << 40) - 1);
+  if (epoch > epoch_ || from.generation == 0) return false;
+  Shard &shard = chunk.shard(from.shard);
+  Place places[kReplicasMax] = {};
+  uint32_t count = 0;
+  bool good = true;
+  for (const RecordExtent &extent : from.extents) {
+    const uint32_t at = segments_.find_or_make(extent.segment);
+    good = at != kNone && !segments_[at].dropped;
+    if (!good) break;
+    Allocator &space = segments_[at].space;
+    if (!segments_[at].added && space.capacity() == 0) space.set_capacity(kUnitsMax);
+    const uint32_t piece = space.take_at(extent.offset / kUnit, (kHeaderBytes + from.length + kUnit - 1) / kUnit, slot);
+    good = piece != kNone;
+    if (!good) break;
+    places[count++] = {piece, static_cast<uint16_t>(at)};
+  }
+  // Taken or not: whoever undoes it finds them there.
+  chunks_.set_places(shard, places, count);
+  shard.generation = from.generation;
+  shard.length = from.length;
+  shard.state = ShardState::kCommitted;
+  if (good && epoch == epoch_ && number > generations_) generations_ = number;
+  return good;
+}
+
+}  // namespace moonpool::index

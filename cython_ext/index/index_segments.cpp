@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <unordered_set>
+
+#include "index.hpp"
+
+namespace moonpool::index {
+
+Outcome ChunkIndex::add_segment(uint32_t number, uint64_t capacity, uint32_t host, int64_t ramp_up,
+                                int64_t now) noexcept {
+  return guarded([&] {
+    const Exclusive held = exclusive();
+    const uint32_t at = segments_.find_or_make(number);
+    if (at == kNone) return Outcome::kTooManySegments;
+    Segment &segment = segments_[at];
+    if (segment.dropped) return Outcome::kLostSegment;
+    if (!segment.space.set_capacity(capacity / kUnit)) return Outcome::kTooSmall;
+    segment.host = host;
+    if (!segment.added) {
+      segment.added_ms = now;
+      segment.ramp_up_ms = ramp_up;
+    }
+    segment.added = true;
+    segments_.set(segment, true, true);
+    return Outcome::kOk;
+  });
+}
+
+Outcome ChunkIndex::set_segment(uint32_t number, bool writable, bool readable) noexcept {
+  return guarded([&] {
+    const Exclusive held = exclusive();
+    Segment *segment = segments_.find(number);
+    if (segment == nullptr || segment->dropped || !segment->added) return Outcome::kUnknownSegment;
+    segments_.set(*segment, writable, readable);
+    return Outcome::kOk;
+  });
+}
+
+Outcome ChunkIndex::drop_segment(uint32_t number) noexcept {
+  return guarded([&] {
+    const Exclusive held = exclusive();
+    const uint32_t at = segments_.place_of(number);
+    if (at == kNone || segments_[at].dropped) return Outcome::kUnknownSegment;
+    // Nobody can write there any more either.
+    const std::vector<Place> waiting = condemned_.take_segment(static_cast<uint16_t>(at));
+    for (const Place place : waiting) segments_.give(place);
+    segments_.drop(at);
+    return Outcome::kOk;
+  });
+}
+
+Outcome ChunkIndex::sweep(uint32_t count_max, std::string *slots, bool *complete) noexcept {
+  return guarded([&] {
+    const Exclusive held = exclusive();
+    for (const uint32_t slot : refused_slots_) append_u32(slots, slot);
+    refused_slots_ = {};
+    const Arena<Chunk> &all = chunks_.arena();
+    uint32_t at = all.next_used(sweep_at_);
+    for (uint32_t count = 0; at < all.end() && count < count_max; at = all.next_used(at + 1), ++count) {
+      Chunk &chunk = chunks_[at];
+      if (chunk.state != ChunkState::kLive) continue;
+      bool gone = chunk.committed == 0;
+      for (uint32_t i = 0; i < chunk.shards; ++i) {
+        Shard &shard = chunk.shard(i);
+        drop_lost_places(shard);
+        gone = gone || (shard.state == ShardState::kCommitted && shard.replicas == 0);
+      }
+      if (!gone || chunk.writes != 0) continue;
+      detach(at, false);
+      append_u32(slots, at);
+    }
+    *complete = at >= all.end();
+    sweep_at_ = *complete ? 0 : at;
+    return Outcome::kOk;
+  });
+}
+
+Outcome ChunkIndex::chunks_in(uint32_t number, uint32_t count_max, std::string *keys) noexcept {
+  return guarded([&] {
+    const Exclusive held = exclusive();
+    Segment *segment = segments_.find(number);
+    if (segment == nullptr || segment->dropped) return Outcome::kUnknownSegment;
+    std::unordered_set<uint32_t> seen;
+    segment->space.each([&](uint32_t, uint32_t slot) {
+      if (seen.size() >= count_max) return false;
+      if (visible(chunks_[slot]) && seen.insert(slot).second) append_key(keys, chunks_[slot]);
+      return true;
+    });
+    return Outcome::kOk;
+  });
+}
+
+Outcome ChunkIndex::segment_stats(uint32_t number, SegmentStats *stats) noexcept {
+  return guarded([&] {
+    const Exclusive held = exclusive();
+    Segment *segment = segments_.find(number);
+    if (segment == nullptr || segment->dropped) return Outcome::kUnknownSegment;
+    Allocator &space = segment->space;
+    const bool known = segment->added;
+    *stats = {known ? space.capacity() * kUnit : 0,     space.used() * kUnit, space.waiting() * kUnit,
+              known ? space.largest_free() * kUnit : 0, space.extents(),      known ? space.free_pieces() : 0};
+    return Outcome::kOk;
+  });
+}
+
+}  // namespace moonpool::index

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// S3-FIFO (Yang et al., SOSP 2023): a small queue that what is used once passes through quickly, a main queue whose
+// chunks get another turn for each use, and the keys of what has gone, which come back into the main queue.
+#pragma once
+
+#include "ghosts.hpp"
+#include "policy.hpp"
+#include "policy_list.hpp"
+
+namespace moonpool::index {
+
+class S3FifoPolicy final : public Policy {
+ public:
+  S3FifoPolicy(Chunks &chunks, uint64_t seed) : chunks_(chunks), seed_(seed), small_(chunks), main_(chunks) {}
+
+  void on_insert(uint32_t slot, uint32_t parent) override;
+  void on_touch(uint32_t slot) override;
+  void on_remove(uint32_t slot, bool evicted) override;
+  uint32_t victim(const MayGo &may_go, uint32_t *looks) override;
+  size_t bytes() const override { return ghosts_.bytes(); }
+
+ private:
+  static constexpr uint32_t kUsesMax = 3;
+  static constexpr size_t kSmallShare = 10;  // a tenth of all, as in the paper
+
+  static uint32_t &uses(Chunk &chunk) { return chunk.policy_a; }
+  static uint32_t &in_main(Chunk &chunk) { return chunk.policy_b; }
+  uint64_t hash_of(const Chunk &chunk) const { return key_hash(chunk.hash, chunk.name_space, seed_); }
+
+  Chunks &chunks_;
+  const uint64_t seed_;
+  PolicyList small_, main_;
+  Ghosts ghosts_;
+};
+
+}  // namespace moonpool::index

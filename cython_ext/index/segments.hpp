@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The segments, and the extents within them. A segment that is dropped stays until nothing names it any more, because
+// chunks name it by its place here. Not thread-safe; const calls may run at once.
+#pragma once
+
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "allocator.hpp"
+#include "chunk.hpp"
+
+namespace moonpool::index {
+
+constexpr uint32_t kSegmentsMax = 65535;
+
+struct Segment {
+  uint32_t number;
+  uint32_t host = 0;
+  bool added = false;  // false: only a restart has named it
+  bool writable = false, readable = false, dropped = false;
+  int64_t added_ms = 0, ramp_up_ms = 0;
+  size_t left = 0;  // dropped: places that still name it
+  Allocator space;
+};
+
+class Segments {
+ public:
+  // The segment with this number, also one that is dropped; null: there is none.
+  Segment *find(uint32_t number) const;
+  // Its place, made when there is none; kNone: there are too many. Throws std::bad_alloc.
+  uint32_t find_or_make(uint32_t number);
+  uint32_t place_of(uint32_t number) const;
+  void set(Segment &segment, bool writable, bool readable);
+  // Its extents are gone; whoever names one still has to give() it.
+  void drop(uint32_t at);
+
+  Segment &operator[](uint32_t at) const { return *all_[at]; }
+  uint32_t end() const { return static_cast<uint32_t>(all_.size()); }
+  bool used(uint32_t at) const { return all_[at] != nullptr; }
+
+  bool lost(Place place) const { return all_[place.segment]->dropped; }
+  bool readable(Place place) const { return all_[place.segment]->readable; }
+  bool all_readable() const { return unreadable_ == 0; }
+
+  // ---- places
+  uint64_t bytes(Place place) const;  // 0 when lost
+  void set_waiting(Place place);
+  // Returns the bytes that are free now.
+  uint64_t give(Place place);
+
+  size_t bytes() const;
+  uint64_t capacity_max() const;  // units of the largest that was added
+
+ private:
+  std::vector<std::unique_ptr<Segment>> all_;
+  std::unordered_map<uint32_t, uint32_t> places_;
+  size_t unreadable_ = 0;
+};
+
+}  // namespace moonpool::index

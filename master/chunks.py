@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The calls about chunks. Each is one call of the index, whatever the size of its batch."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import Final
+
+from moonpool.master.core import Core, now_ms
+from moonpool.master.errors import InvalidRequestError, LimitError, UnsupportedError
+from moonpool.master.events import Entry
+from moonpool.master.packed import HASH_BYTES, count_of, sized
+from moonpool.master.putting import Put
+from moonpool.proto import pool_pb2 as pb
+
+__all__ = ["ChunkCalls"]
+
+_SHARDS_MAX: Final = 65_535
+_REPLICAS_MAX: Final = 8
+_PINS_MAX: Final = 65_536
+
+
+class ChunkCalls:
+    """Puts, reads, removals and pins."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._lease_max_ms = round(core.settings.lease_max * 1000)
+
+    def _count(self, hashes: bytes) -> int:
+        return count_of(hashes, self._core.settings.batch_max)
+
+    # ---------------------------------------------------------------- puts
+
+    async def PutStart(self, request: pb.PutStartRequest) -> pb.PutStartReply:
+        """Give room for chunks."""
+        core = self._core
+        core.check_open()
+        session = core.sessions.get(request.session)
+        await core.keep_writer(session)
+        count = self._count(request.hashes)
+        sized("lengths", request.lengths, 8, 8 * count)
+        sized("parents", request.parents, 0, HASH_BYTES, HASH_BYTES * count)
+        if request.replicas > _REPLICAS_MAX or request.shards > _SHARDS_MAX:
+            raise InvalidRequestError(
+                f"{request.replicas} replicas of {request.shards} shards",
+                hint=f"{_REPLICAS_MAX} and {_SHARDS_MAX} at most",
+            )
+        namespace = await core.name_namespace(request.namespace)
+        return await Put(core, session, namespace, request).run()
+
+    async def PutCommit(self, request: pb.PutCommitRequest) -> pb.ItemsReply:
+        """Make chunks visible, after they are durable."""
+        core = self._core
+        session = core.sessions.get(request.session)
+        count = self._count(request.hashes)
+        sized("generations", request.generations, 8 * count)
+        sized("written", request.written, 0, count)
+        if request.written:
+            # A replica that was not written may be in the middle of it: its space waits for a fence.
+            session.given_up += 1
+        statuses, slots, records = core.index.commit(
+            session.owner,
+            core.namespace(request.namespace),
+            request.hashes,
+            request.generations,
+            request.shard,
+            request.written,
+        )
+        if slots:
+            kept = core.store.apply(slots, records, b"")
+            if kept.done():
+                # Usual with the store in memory; a task would be half of the work.
+                self._publish(slots, kept.exception())
+            else:
+                await core.to_the_end(self._publish_when(slots, asyncio.wrap_future(kept)))
+        return pb.ItemsReply(header=core.header, statuses=statuses)
+
+    async def _publish_when(self, slots: bytes, kept: asyncio.Future[None]) -> None:
+        await asyncio.wait([kept])
+        self._publish(slots, kept.exception())
+
+    def _publish(self, slots: bytes, failure: BaseException | None) -> None:
+        core = self._core
+        if failure is not None:
+            core.index.revoke(slots)
+            raise failure
+        complete = core.index.publish(slots, now_ms())
+        if complete:
+            core.events.add(Entry(pb.Event.COMMITTED, complete))
+
+    def PutAbort(self, request: pb.PutAbortRequest) -> pb.ItemsReply:
+        """Give up what PutStart gave."""
+        core = self._core
+        session = core.sessions.get(request.session)
+        sized("generations", request.generations, 8 * self._count(request.hashes))
+        if not request.settled:
+            session.given_up += 1
+        statuses = core.index.abort(
+            session.owner,
+            core.namespace(request.namespace),
+            request.hashes,
+            request.generations,
+            request.shard,
+            request.settled,
+        )
+        if request.settled:
+            core.freed()
+        elif (loop := core.supervisor.loops.get("fences")) is not None:
+            loop.wake()
+        return pb.ItemsReply(header=core.header, statuses=statuses)
+
+    # ---------------------------------------------------------------- reads
+
+    def Exists(self, request: pb.ExistsRequest) -> pb.ItemsReply:
+        """Say which chunks are there. It extends nothing."""
+        core, hashes = self._core, request.hashes
+        self._count(hashes)
+        statuses = core.index.exists(core.namespace(request.namespace), hashes)
+        return pb.ItemsReply(header=core.header, statuses=statuses)
+
+    def MatchPrefix(self, request: pb.MatchPrefixRequest) -> pb.MatchPrefixReply:
+        """Say how many of the first chunks are there."""
+        core, hashes = self._core, request.hashes
+        count = self._count(hashes)
+        lease = min(request.lease_ms, self._lease_max_ms)
+        matched = core.index.match_prefix(core.namespace(request.namespace), hashes, now_ms(), lease)
+        core.metrics.counts["lookups_items"] += count
+        core.metrics.counts["lookup_hits_items"] += matched
+        return pb.MatchPrefixReply(header=core.header, matched=matched, lease_ms=lease)
+
+    def Locate(self, request: pb.LocateRequest) -> pb.LocateReply:
+        """Say where chunks are, for as long as the lease."""
+        core, hashes = self._core, request.hashes
+        count = self._count(hashes)
+        lease = min(request.lease_ms, self._lease_max_ms)
+        statuses, extents, replicas = core.index.locate(
+            core.namespace(request.namespace), hashes, request.shard, now_ms(), lease
+        )
+        core.metrics.counts["lookups_items"] += count
+        core.metrics.counts["lookup_hits_items"] += statuses.count(pb.OK)
+        return pb.LocateReply(header=core.header, statuses=statuses, extents=extents, replicas=replicas, lease_ms=lease)
+
+    # ---------------------------------------------------------------- removal
+
+    async def Remove(self, request: pb.RemoveRequest) -> pb.ItemsReply:
+        """Remove chunks."""
+        core = self._core
+        self._count(request.hashes)
+        namespace = core.namespace(request.namespace)
+        statuses, slots = core.index.remove(namespace, request.hashes)
+        if slots:
+            number = namespace.to_bytes(4, "little")
+            core.events.add(
+                Entry(
+                    pb.Event.REMOVED,
+                    b"".join(
+                        number + request.hashes[place * HASH_BYTES : (place + 1) * HASH_BYTES]
+                        for place, status in enumerate(statuses)
+                        if status == pb.OK
+                    ),
+                )
+            )
+            await core.to_the_end(core.delete(slots))
+        return pb.ItemsReply(header=core.header, statuses=statuses)
+
+    async def RemovePrefix(self, request: pb.RemovePrefixRequest) -> pb.RemovePrefixReply:
+        """Remove a chunk and all that descend from it."""
+        core = self._core
+        sized("hash", request.hash, HASH_BYTES)
+        namespace = core.namespace(request.namespace)
+        # There may be millions.
+        slots, in_use = await asyncio.to_thread(core.index.remove_prefix, namespace, request.hash)
+        if slots:
+            core.events.add(Entry(pb.Event.REMOVED, namespace.to_bytes(4, "little") + request.hash, descendants=True))
+            await core.to_the_end(core.delete(slots))
+        return pb.RemovePrefixReply(header=core.header, removed=len(slots) // 4, in_use=in_use)
+
+    # ---------------------------------------------------------------- pins
+
+    def Pin(self, request: pb.PinRequest) -> pb.PinReply:
+        """Keep chunks for as long as the session, or until Unpin."""
+        core = self._core
+        session = core.sessions.get(request.session)
+        self._count(request.hashes)
+        if len(session.pins) >= _PINS_MAX:
+            raise LimitError(f"the session holds {len(session.pins)} pins", hint="fewer, of more chunks each")
+        # Random: a session asserts its pins again to a master that has given none of them.
+        pin = secrets.randbits(63) or 1
+        statuses = core.index.pin(session.owner, pin, core.namespace(request.namespace), request.hashes)
+        pinned = statuses.count(pb.OK)
+        if pinned:
+            session.pins[pin] = pinned
+        return pb.PinReply(header=core.header, statuses=statuses, pin=pin if pinned else 0)
+
+    def Unpin(self, request: pb.UnpinRequest) -> pb.UnpinReply:
+        """Let go of what a handle holds."""
+        core = self._core
+        session = core.sessions.get(request.session)
+        unpinned = 0
+        # Only its own: a handle of somebody else, or one that was let go of before, is none.
+        if session.pins.pop(request.pin, None) is not None:
+            unpinned = core.index.unpin(session.owner, request.pin)
+        return pb.UnpinReply(header=core.header, unpinned=unpinned)
+
+    def Move(self, request: pb.MoveRequest) -> pb.ItemsReply:
+        """Not yet."""
+        raise UnsupportedError(
+            "moving chunks between segments is not there yet", hint="drain the segment and let its chunks be evicted"
+        )

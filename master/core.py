@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of a master, and the steps that its handlers and loops share. Used from the event loop only."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, Final, TypeVar
+
+from moonpool._index import ChunkIndex
+from moonpool.master.errors import InvalidRequestError, LimitError, MasterClosedError, StoreUnavailableError
+from moonpool.master.events import Entry, Events
+from moonpool.master.fences import Fences
+from moonpool.master.metrics import Metrics
+from moonpool.master.segments import Segment, Segments
+from moonpool.master.sessions import Session, Sessions
+from moonpool.master.settings import MasterSettings
+from moonpool.master.store import Identity, MetadataStore, Writer
+from moonpool.master.supervision import Supervisor
+from moonpool.proto import pool_pb2 as pb
+
+__all__ = ["Core", "now_ms"]
+
+_log = logging.getLogger("moonpool.master")
+_NAMESPACE_MAX: Final = 255
+T = TypeVar("T")
+
+
+def now_ms() -> int:
+    """Return milliseconds of a clock that does not go back."""
+    return time.monotonic_ns() // 1_000_000
+
+
+class Core:
+    """Everything that a master knows.
+
+    Args:
+        settings: of the master.
+        store: opened.
+        identity: what opening it returned.
+        methods: names of the calls, for metrics.
+    """
+
+    def __init__(self, settings: MasterSettings, store: MetadataStore, identity: Identity, methods: list[str]) -> None:
+        self.settings = settings
+        self.store = store
+        self.boot_id = os.urandom(16)
+        self.started_ms = now_ms()
+        self.header = pb.Header(cluster_id=identity.cluster_id, boot_id=self.boot_id, epoch=identity.epoch)
+        self.index = ChunkIndex(
+            policy=settings.policy,
+            chunks_max=settings.chunks_max,
+            epoch=identity.epoch,
+            seed=int.from_bytes(os.urandom(8), "little"),
+        )
+        self.namespaces = store.namespaces()
+        self._namespace_names = {number: name for name, number in self.namespaces.items()}
+        self.events = Events(settings.events_max, lambda number: self._namespace_names.get(number, ""))
+        self.metrics = Metrics(methods)
+        self.sessions = Sessions(settings.sessions_max)
+        self.segments = Segments(self.index, store, self.events)
+        self.fences = Fences(self.index, self.sessions, self.segments, self.freed)
+        self.supervisor = Supervisor()
+        self.closing = asyncio.Event()
+        self.sweep_round = 0
+        #: Sessions of earlier starts whose incarnations have to be fenced where they may write.
+        self.old_writers: dict[bytes, bytes] = {writer.session: writer.incarnation for writer in store.writers()}
+        #: Until then readers may hold leases of an earlier start, so nothing of what was there is overwritten.
+        self.held_until_ms = 0
+        self.restored_chunks = 0
+        self._undeleted = bytearray()
+        self._unreclaimed = bytearray()
+        self._hosts: dict[str, int] = {}
+        self._space = asyncio.Event()
+        self._naming: dict[str, asyncio.Future[int]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    # ---------------------------------------------------------------- restart
+
+    def restore(self, page: int = 16_384) -> None:
+        """Take what the store holds. Nothing is served yet, so this may take its time; it need not be the event loop.
+
+        Raises:
+            StoreDamagedError: the store cannot be read.
+        """
+        for slots, records in self.store.load(page):
+            self.restored_chunks += self.index.restore(slots, records)
+        rows = self.store.segments()
+        for row in rows:
+            self.segments.restore(row)
+        if rows:
+            self.held_until_ms = self.started_ms + round(self.settings.lease_max * 1000)
+            self.fences.old_begin_until_ms = self.started_ms + round(self.settings.put_begin * 1000)
+
+    def mount_again(self, segment: Segment) -> None:
+        """A segment of an earlier start is there again: every writer of then is fenced before it takes chunks."""
+        segment.unfenced = set(self.old_writers.values())
+
+    # ---------------------------------------------------------------- small things
+
+    def host(self, host_id: str) -> int:
+        """Return the number of a host; 0 for one without a name."""
+        return self._hosts.setdefault(host_id, len(self._hosts) + 1) if host_id else 0
+
+    def namespace(self, name: str) -> int:
+        """Return the number of a namespace; 0, which no chunk has, for one that nobody has put into."""
+        return self.namespaces.get(name, 0)
+
+    async def name_namespace(self, name: str) -> int:
+        """Return the number of a namespace, a new one if need be, which is durable then.
+
+        Raises:
+            InvalidRequestError: it is no name.
+            LimitError: there are too many.
+            StoreUnavailableError: it could not be kept.
+        """
+        known = self.namespaces.get(name)
+        if known is not None:
+            return known
+        if not name or len(name.encode()) > _NAMESPACE_MAX:
+            raise InvalidRequestError(f"a namespace of {len(name.encode())} bytes", hint=f"1 to {_NAMESPACE_MAX} bytes")
+        if len(self._namespace_names) >= self.settings.namespaces_max:
+            raise LimitError(
+                f"there are {len(self.namespaces)} namespaces already", hint="namespaces_max of the master"
+            )
+        naming = self._naming.get(name)
+        if naming is None:
+            # Several may ask for it at once, and it has one number.
+            naming = self._naming[name] = asyncio.ensure_future(self._name_namespace(name))
+            naming.add_done_callback(lambda _: self._naming.pop(name))
+        return await asyncio.shield(naming)
+
+    async def _name_namespace(self, name: str) -> int:
+        number = max(self._namespace_names, default=0) + 1
+        self._namespace_names[number] = name
+        try:
+            await self.durable(self.store.put_namespace(name, number))
+        except StoreUnavailableError:
+            del self._namespace_names[number]
+            raise
+        self.namespaces[name] = number
+        return number
+
+    @staticmethod
+    async def durable(done: Future[None]) -> None:
+        """Wait for a change of the store.
+
+        Raises:
+            StoreUnavailableError: it failed.
+        """
+        if not done.done():
+            await asyncio.wrap_future(done)
+        done.result()
+
+    async def to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run steps that belong together, also when the call that began them is given up by its caller."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    def check_open(self) -> None:
+        """Raise MasterClosedError when the master is being stopped."""
+        if self.closing.is_set():
+            raise MasterClosedError("the master is being stopped", retryable=True, hint="another master, or later")
+
+    # ---------------------------------------------------------------- space
+
+    def freed(self) -> None:
+        """Space was freed: puts that wait look again."""
+        self._space.set()
+        self._space = asyncio.Event()
+
+    async def wait_for_space(self, seconds: float) -> None:
+        """Wait until space is freed, or for so long."""
+        try:
+            await asyncio.wait_for(self._space.wait(), seconds)
+        except (TimeoutError, asyncio.TimeoutError):  # two classes before Python 3.11
+            return
+
+    async def evict(self, want_bytes: int) -> int:
+        """Evict by the policy, durably. Returns bytes that were given up; some may wait for leases.
+
+        Raises:
+            StoreUnavailableError: what was evicted is gone, but its space is not free before the store works again.
+        """
+        if now_ms() < self.held_until_ms:
+            return 0
+        slots, records, freed = self.index.evict(want_bytes, now_ms())
+        if slots:
+            self.metrics.counts["evicted_bytes"] += freed
+            self.events.add(Entry(pb.Event.EVICTED, records))
+            await self.to_the_end(self.delete(slots))
+        return freed
+
+    async def delete(self, slots: bytes) -> None:
+        """Remove records of chunks that the index has given up, then free their space.
+
+        Raises:
+            StoreUnavailableError: it is tried again later.
+        """
+        try:
+            await self.durable(self.store.apply(b"", b"", slots))
+        except StoreUnavailableError:
+            self._undeleted += slots
+            raise
+        self._reclaim(slots)
+
+    def _reclaim(self, slots: bytes) -> None:
+        if now_ms() < self.held_until_ms:
+            self._unreclaimed += slots
+        elif self.index.reclaim(slots, now_ms()):
+            self.freed()
+
+    async def reclaim(self) -> None:
+        """Free what has waited for leases, for an earlier start's readers, or for the store."""
+        if self._undeleted:
+            slots, self._undeleted = bytes(self._undeleted), bytearray()
+            await self.to_the_end(self.delete(slots))
+        slots = b""
+        if now_ms() >= self.held_until_ms:
+            slots, self._unreclaimed = bytes(self._unreclaimed), bytearray()
+        if self.index.reclaim(slots, now_ms()):
+            self.freed()
+
+    @property
+    def waiting_for_store(self) -> int:
+        """Chunks whose removal the store has not taken."""
+        return len(self._undeleted) // 4
+
+    # ---------------------------------------------------------------- sessions
+
+    def end_session(self, session: Session, why: str) -> None:
+        """It is over: its pins end, its writes are given up, its segments are lost."""
+        _log.info("session of %r ends: %s", session.name, why)
+        self.sessions.end(session)
+        session.given_up += 1
+        session.pins.clear()
+        self.index.drop_owner(session.owner)
+        for segment in self.segments.of(session):
+            self.segments.lose(segment, why, self.sweep_round)
+
+    async def keep_writer(self, session: Session) -> None:
+        """See that the store knows who may write from now on.
+
+        Raises:
+            StoreUnavailableError: it does not.
+        """
+        if session.kept is None:
+            session.kept = self.store.put_writer(Writer(session.id, session.incarnation))
+        await self.durable(session.kept)
+
+    def forget_writers(self, waiting: set[int]) -> None:
+        """Forget sessions that have ended and of which nothing waits for a fence.
+
+        Args:
+            waiting: owners of whom something does.
+        """
+        over = [session for owner, session in self.sessions.ended.items() if owner not in waiting]
+        ids = [session.id for session in over if session.id not in self.old_writers]
+        for session in over:
+            self.sessions.forget(session)
+        if self.old_writers and self._every_segment_is_settled():
+            ids += list(self.old_writers)
+            self.old_writers.clear()
+        # One that came back under its old id is a writer still.
+        ids = [session for session in ids if session not in self.sessions.alive]
+        if ids:
+            self.store.remove_writers(ids)
+
+    def _every_segment_is_settled(self) -> bool:
+        return all(
+            segment.row.lost or (segment.session is not None and not segment.unfenced)
+            for segment in self.segments.all.values()
+        )
+
+    async def close(self) -> None:
+        """Finish what was begun."""
+        self.closing.set()
+        await self.supervisor.close()
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""/healthz, /metrics and /status over HTTP: three pages, read-only, one request for each connection."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Final
+
+from moonpool.address import Address, parse_address
+from moonpool.master.core import Core
+from moonpool.master.errors import ListenError
+from moonpool.master.overview import gauges, health, status
+
+__all__ = ["StatusPages"]
+
+_log = logging.getLogger("moonpool.master")
+# A request has this long, and this many connections are open at once: whoever connects and says nothing is no burden.
+_SECONDS: Final = 5.0
+_CONNECTIONS_MAX: Final = 64
+_LINE_MAX: Final = 4096
+_HEADERS_MAX: Final = 100
+
+
+class StatusPages:
+    """Serves the pages of a master."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def start(self, listen: str) -> str:
+        """Serve. Returns the address with the port that it has.
+
+        Raises:
+            ListenError: the address cannot be listened on.
+        """
+        address = parse_address(listen)
+        try:
+            self._server = await asyncio.start_server(self._connected, address.host, address.port, limit=_LINE_MAX)
+        except OSError as error:
+            raise ListenError(
+                f"could not serve status pages on {listen}", cause=error.strerror or str(error), hint="http=..."
+            ) from error
+        return str(Address(address.host, self._server.sockets[0].getsockname()[1]))
+
+    async def close(self) -> None:
+        """End it."""
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._connections):
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            if len(self._connections) <= _CONNECTIONS_MAX:
+                await asyncio.wait_for(self._answer(reader, writer), _SECONDS)
+        except (OSError, ValueError, EOFError, TimeoutError, asyncio.TimeoutError) as error:
+            _log.debug("a request for a status page came to nothing: %s", error)
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        words = (await reader.readline()).decode("latin-1").split()
+        for _ in range(_HEADERS_MAX):
+            if (await reader.readline()).strip() == b"":
+                break
+        code, kind, text = self._page(words[0], words[1].partition("?")[0]) if len(words) == 3 else _NO_REQUEST
+        body = text.encode()
+        head = f"HTTP/1.1 {code}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        writer.write(head.encode() + (b"" if words[:1] == ["HEAD"] else body))
+        await writer.drain()
+
+    def _page(self, method: str, path: str) -> tuple[str, str, str]:
+        if method not in ("GET", "HEAD"):
+            return "405 Method Not Allowed", _PLAIN, "only GET\n"
+        if path == "/healthz":
+            wrong = health(self._core)
+            return ("503 Service Unavailable" if wrong else "200 OK"), _PLAIN, "\n".join(wrong or ["ok"]) + "\n"
+        if path == "/metrics":
+            text = self._core.metrics.render(gauges(self._core))
+            return "200 OK", "text/plain; version=0.0.4; charset=utf-8", text
+        if path == "/status":
+            return "200 OK", "application/json", json.dumps(status(self._core)) + "\n"
+        return "404 Not Found", _PLAIN, "there are /healthz, /metrics and /status\n"
+
+
+_PLAIN: Final = "text/plain; charset=utf-8"
+_NO_REQUEST: Final = ("400 Bad Request", _PLAIN, "this is no request\n")

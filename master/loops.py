@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the master does by itself: end silent sessions, give up late writes, fence, reclaim, sweep, evict, readmit."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from moonpool.master.core import Core, now_ms
+from moonpool.master.packed import pairs
+
+__all__ = ["start_loops"]
+
+_TICK: Final = 0.1
+_EVICT_PERIOD: Final = 0.25
+_SWEEP_PERIOD: Final = 0.5
+# Slots that a step looks at: a millisecond or so.
+_SWEEP_SLOTS: Final = 16_384
+# What one step of background eviction gives up at most, so that puts come in between.
+_EVICT_BYTES: Final = 1 << 30
+_EVICT_STEPS: Final = 64
+
+
+def start_loops(core: Core) -> None:
+    """Start every loop of a master."""
+    interval = core.settings.heartbeat_interval
+    add = core.supervisor.add
+    add("sessions", min(interval, core.settings.session_timeout / 4), _Sessions(core).work)
+    add("fences", _TICK, lambda: _fences(core))
+    add("reclaim", _TICK, core.reclaim)
+    add("sweep", _SWEEP_PERIOD, _Sweep(core).work)
+    add("evict", _EVICT_PERIOD, lambda: _evict(core))
+    add("segments", min(1.0, core.settings.quarantine / 4), lambda: _segments(core))
+
+
+class _Sessions:
+    """Ends sessions that are silent."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._timeout_ms = round(core.settings.session_timeout * 1000)
+        self._period_ms = round(min(core.settings.heartbeat_interval, core.settings.session_timeout / 4) * 1000)
+        self._last_ms = now_ms()
+
+    def work(self) -> None:
+        now, core = now_ms(), self._core
+        late, self._last_ms = now - self._last_ms - self._period_ms, now
+        sessions = list(core.sessions.alive.values())
+        if late > self._period_ms:
+            # This process stood still. That others were silent meanwhile says nothing about them.
+            for session in sessions:
+                session.seen_ms += late
+        for session in sessions:
+            if now - session.seen_ms > self._timeout_ms:
+                core.metrics.counts["sessions_timed_out"] += 1
+                core.end_session(session, f"silent for {(now - session.seen_ms) / 1000:.1f} s")
+
+
+def _fences(core: Core) -> None:
+    for owner, _ in pairs(core.index.expire(now_ms())):
+        core.metrics.counts["writes_expired_calls"] += 1
+        if (session := core.sessions.by_owner.get(owner)) is not None:
+            session.given_up += 1
+    core.forget_writers(core.fences.work(now_ms()))
+
+
+class _Sweep:
+    """Removes chunks that lost their extents with a segment, then the rows of lost segments."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    async def work(self) -> None:
+        core = self._core
+        slots, complete = core.index.sweep(now_ms(), _SWEEP_SLOTS)
+        if slots:
+            await core.to_the_end(core.delete(slots))
+        if not complete:
+            core.supervisor.loops["sweep"].wake()
+            return
+        core.sweep_round += 1
+        # A round that began after the loss has seen every slot, and no record names the segment any more.
+        for number, segment in list(core.segments.all.items()):
+            if segment.row.lost and core.sweep_round >= segment.lost_round + 2:
+                await core.durable(core.store.remove_segment(number))
+                del core.segments.all[number]
+
+
+async def _evict(core: Core) -> None:
+    settings = core.settings
+    used, capacity = _used(core)
+    if used <= settings.high_watermark * capacity:
+        return
+    for _ in range(_EVICT_STEPS):
+        excess = used - round(settings.low_watermark * capacity)
+        if excess <= 0 or not await core.evict(min(excess, _EVICT_BYTES)):
+            return
+        used, capacity = _used(core)
+
+
+def _used(core: Core) -> tuple[int, int]:
+    """Return bytes in use and the capacity. What waits to be free is not in use: no eviction makes it free earlier."""
+    stats = core.index.stats()
+    return stats["used_bytes"] - stats["condemned_bytes"], stats["capacity_bytes"]
+
+
+def _segments(core: Core) -> None:
+    settings, now = core.settings, now_ms()
+    core.segments.readmit(round(settings.quarantine * 1000), now, round(settings.heartbeat_interval * 2000))
+    if now - core.started_ms > settings.segment_grace * 1000:
+        for segment in list(core.segments.all.values()):
+            if segment.session is None and not segment.row.lost:
+                core.segments.lose(segment, "it did not come back after the restart", core.sweep_round)

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What people and programs are told about the whole: segments, figures, events, health."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import moonpool
+from moonpool.master.core import Core, now_ms
+from moonpool.master.segments import Segment
+from moonpool.proto import pool_pb2 as pb
+
+__all__ = ["OverviewCalls", "gauges", "health", "status"]
+
+
+class OverviewCalls:
+    """ListSegments, Stats, WatchEvents."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def ListSegments(self, request: pb.ListSegmentsRequest) -> pb.ListSegmentsReply:
+        """Return every segment that is not lost."""
+        del request
+        core = self._core
+        segments = [_segment(core, segment) for segment in core.segments.all.values() if not segment.row.lost]
+        return pb.ListSegmentsReply(header=core.header, segments=segments)
+
+    def Stats(self, request: pb.StatsRequest) -> pb.StatsReply:
+        """Return what /status answers."""
+        del request
+        return pb.StatsReply(header=self._core.header, json=json.dumps(status(self._core)))
+
+    async def WatchEvents(self, request: pb.WatchEventsRequest) -> AsyncIterator[pb.Event]:
+        """Yield what happens, from a cursor on."""
+        core, events = self._core, self._core.events
+        cursor = request.cursor
+        if not request.boot_id:
+            cursor = events.cursor
+        elif request.boot_id != core.boot_id:
+            cursor = -1
+        while True:
+            entries = events.since(cursor)
+            if entries is None:
+                cursor = events.cursor
+                yield pb.Event(header=core.header, cursor=cursor, kind=pb.Event.LOST_EVENTS)
+                continue
+            for entry in entries:
+                cursor += 1
+                for message in events.messages(entry, cursor, core.header):
+                    yield message
+            core.check_open()
+            await events.wait(cursor)
+
+
+def _segment(core: Core, segment: Segment) -> pb.Segment:
+    row = segment.row
+    figures = core.index.segment_stats(row.segment) if segment.session is not None else {}
+    return pb.Segment(
+        segment=row.segment,
+        node=row.node,
+        host_id=row.host_id,
+        address=row.address,
+        region=row.region,
+        incarnation=row.incarnation,
+        capacity_bytes=row.capacity_bytes,
+        used_bytes=figures.get("used_bytes", 0),
+        chunks=figures.get("extents", 0),
+        state=segment.state,
+        largest_free_bytes=figures.get("largest_free_bytes", 0),
+    )
+
+
+def health(core: Core) -> list[str]:
+    """Return what is wrong; nothing: all is well."""
+    wrong = [f"the loop {name!r} stands still: {core.supervisor.loops[name].error}" for name in core.supervisor.dead]
+    if core.waiting_for_store:
+        wrong.append(f"the store has not taken the removal of {core.waiting_for_store} chunks")
+    if core.closing.is_set():
+        wrong.append("it is being stopped")
+    return wrong
+
+
+def status(core: Core) -> dict[str, Any]:
+    """Return what `moonpool status` shows, for JSON."""
+    sessions = core.sessions.alive.values()
+    counts = core.metrics.counts
+    looked = counts["lookups_items"]
+    return {
+        "version": moonpool.__version__,
+        "cluster": core.settings.cluster,
+        "cluster_id": core.header.cluster_id.hex(),
+        "boot_id": core.boot_id.hex(),
+        "epoch": core.header.epoch,
+        "uptime_s": (now_ms() - core.started_ms) / 1000,
+        "healthy": not health(core),
+        "wrong": health(core),
+        "index": core.index.stats(),
+        "hit_rate": counts["lookup_hits_items"] / looked if looked else None,
+        "counts": dict(counts) | _more_counts(core),
+        "clients": sum(session.kind == pb.CLIENT for session in sessions),
+        "nodes": sum(session.kind == pb.NODE for session in sessions),
+        "pins": sum(len(session.pins) for session in sessions),
+        "fences_outstanding": core.fences.outstanding,
+        "restored_chunks": core.restored_chunks,
+        "namespaces": len(core.namespaces),
+        "store": {"kind": core.settings.store.partition(":")[0], **core.store.stats()},
+        "loops": {
+            name: {"alive": loop.alive, "rounds": loop.rounds, "failures": loop.failures, "error": loop.error}
+            for name, loop in core.supervisor.loops.items()
+        },
+        "segments": [
+            {
+                "segment": message.segment,
+                "node": message.node,
+                "host_id": message.host_id,
+                "address": message.address,
+                "capacity_bytes": message.capacity_bytes,
+                "used_bytes": message.used_bytes,
+                "chunks": message.chunks,
+                "largest_free_bytes": message.largest_free_bytes,
+                "state": pb.SegmentState.Name(message.state),
+            }
+            for segment in core.segments.all.values()
+            if not segment.row.lost and (message := _segment(core, segment)) is not None
+        ],
+    }
+
+
+def _more_counts(core: Core) -> dict[str, int]:
+    return {
+        "fences_sent": core.fences.sent,
+        "fences_done": core.fences.done_count,
+        "fenced_bytes": core.fences.freed_bytes,
+        "segments_lost": core.segments.lost,
+        "segments_quarantined": core.segments.quarantines,
+    }
+
+
+def gauges(core: Core) -> dict[str, float | dict[str, float]]:
+    """Return what is measured when somebody looks, for Prometheus."""
+    index = core.index.stats()
+    sessions = core.sessions.alive.values()
+    chunks = index["chunks"]
+    loops = core.supervisor.loops.items()
+    store = core.store.stats()
+    return {
+        "chunks": chunks,
+        "chunks_max": index["chunks_max"],
+        "chunks_writing": index["writing"],
+        "chunks_pinned": index["pinned"],
+        "index_memory_bytes": index["memory_bytes"],
+        "index_memory_per_chunk_bytes": index["memory_bytes"] / chunks if chunks else 0,
+        "capacity_bytes": index["capacity_bytes"],
+        "used_bytes": index["used_bytes"],
+        "free_bytes": index["free_bytes"],
+        "condemned_bytes": index["condemned_bytes"],
+        "refused_records_total": index["refused_records"],
+        "sessions": {
+            'kind="client"': sum(session.kind == pb.CLIENT for session in sessions),
+            'kind="node"': sum(session.kind == pb.NODE for session in sessions),
+        },
+        "pins": sum(len(session.pins) for session in sessions),
+        "fences_outstanding": core.fences.outstanding,
+        "segments": {
+            f'state="{pb.SegmentState.Name(state).lower()}"': sum(s.state == state for s in core.segments.all.values())
+            for state in pb.SegmentState.values()
+        },
+        "store_waiting_changes": store["waiting"],
+        "store_transactions_total": store["transactions"],
+        "store_rows_written_total": store["writes"],
+        "store_rows_deleted_total": store["deletes"],
+        "store_failures_total": store["failures"],
+        "loop_alive": {f'loop="{name}"': float(loop.alive) for name, loop in loops},
+        "loop_failures_total": {f'loop="{name}"': loop.failures for name, loop in loops},
+        "loop_restarts_total": core.supervisor.restarts,
+        "uptime_seconds": (now_ms() - core.started_ms) / 1000,
+    } | {f"{name}_total": float(count) for name, count in _more_counts(core).items()}

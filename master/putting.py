@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One PutStart: give room, and where there is none, evict and try again for as long as the caller waits."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Final
+
+from moonpool.master.core import Core, now_ms
+from moonpool.master.errors import StoreUnavailableError
+from moonpool.master.packed import HASH_BYTES, per_item, positions, replace, take, total_length
+from moonpool.master.sessions import Session
+from moonpool.proto import pool_pb2 as pb
+
+__all__ = ["Put"]
+
+_log = logging.getLogger("moonpool.master")
+_EXTENT_BYTES: Final = 32
+# Of a header, and of what is lost by rounding to a multiple of 64 bytes.
+_PER_EXTENT: Final = 128
+# Longest wait for somebody else to free something before looking again.
+_LOOK_S: Final = 0.05
+_RETRY_AFTER_MS: Final = 100
+# When eviction freed what was missing and it is still not enough, the free pieces are too small: free more at once.
+_MORE: Final = 2
+_MORE_MAX: Final = 64
+
+
+class Put:
+    """Args: the master's state, who asks, the number of the namespace, and the request, whose sizes were checked."""
+
+    def __init__(self, core: Core, session: Session, namespace: int, request: pb.PutStartRequest) -> None:
+        self._core = core
+        self._session = session
+        self._namespace = namespace
+        self._request = request
+        self._replicas = request.replicas or 1
+        self._now = now_ms()
+        self._deadline_ms = self._now + round(core.settings.put_deadline * 1000)
+
+    async def run(self) -> pb.PutStartReply:
+        """Return the reply."""
+        request, core = self._request, self._core
+        self._session.begin_until_ms = self._now + round(core.settings.put_begin * 1000)
+        statuses, extents = self._start(request.hashes, request.parents, request.lengths)
+        refused = 0
+        if pb.NO_SPACE in statuses:
+            statuses, extents = await self._make_room(bytearray(statuses), bytearray(extents))
+            refused = statuses.count(pb.NO_SPACE)
+            core.metrics.counts["no_space_items"] += refused
+        return pb.PutStartReply(
+            header=core.header,
+            statuses=statuses,
+            extents=extents,
+            replicas=self._replicas,
+            deadline_ms=self._deadline_ms - self._now,
+            begin_ms=self._session.begin_until_ms - self._now,
+            retry_after_ms=_RETRY_AFTER_MS if refused else 0,
+        )
+
+    def _start(self, hashes: bytes, parents: bytes, lengths: bytes) -> tuple[bytes, bytes]:
+        request = self._request
+        return self._core.index.start(
+            self._session.owner,
+            self._namespace,
+            hashes,
+            parents,
+            lengths,
+            request.shard,
+            request.shards or 1,
+            self._replicas,
+            request.avoid,
+            self._session.host,
+            now_ms(),
+            self._deadline_ms,
+        )
+
+    async def _make_room(self, statuses: bytearray, extents: bytearray) -> tuple[bytes, bytes]:
+        core, request = self._core, self._request
+        core.metrics.counts["put_waits_calls"] += 1
+        # What was given already may be written only so long after the request; the caller wants some of that.
+        until = time.monotonic() + min(request.wait_ms / 1000, core.settings.put_begin / 2)
+        parents, more, evicted_in_all = per_item(request.parents, request.hashes), 1, 0
+        while True:
+            missing = positions(statuses, pb.NO_SPACE)
+            want = (total_length(request.lengths, missing) + _PER_EXTENT * len(missing)) * self._replicas
+            evicted = 0
+            if evicted_in_all <= want * _MORE_MAX and core.segments.any_writable(request.avoid):
+                evicted = await self._evict(want * more)
+                evicted_in_all += evicted
+            if not self._session.ended:
+                self._again(missing, parents, statuses, extents)
+            left = until - time.monotonic()
+            if pb.NO_SPACE not in statuses or left <= 0 or self._session.ended or core.closing.is_set():
+                return bytes(statuses), bytes(extents)
+            if evicted:
+                more = min(more * _MORE, _MORE_MAX)
+            else:
+                await core.wait_for_space(min(left, _LOOK_S))
+
+    async def _evict(self, want: int) -> int:
+        try:
+            return await self._core.evict(want)
+        except StoreUnavailableError as error:
+            # The caller has been given a part, which it must hear of. The loop that reclaims tries again.
+            _log.warning("what was evicted is not free yet: %s", error)
+            return 0
+
+    def _again(self, missing: list[int], parents: bytes, statuses: bytearray, extents: bytearray) -> None:
+        request = self._request
+        lengths = request.lengths if len(request.lengths) == 8 else take(request.lengths, 8, missing)
+        some, given = self._start(
+            take(request.hashes, HASH_BYTES, missing), take(parents, HASH_BYTES, missing) if parents else b"", lengths
+        )
+        replace(statuses, 1, missing, some)
+        replace(extents, _EXTENT_BYTES * self._replicas, missing, given)

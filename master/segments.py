@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Segments that the master knows, and what may be done with each. Used from the event loop only."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Final
+
+from moonpool._index import ChunkIndex
+from moonpool.master.errors import SegmentLostError, SegmentUnknownError
+from moonpool.master.events import Entry, Events
+from moonpool.master.sessions import Session
+from moonpool.master.store import MetadataStore, SegmentRow
+from moonpool.proto import pool_pb2 as pb
+
+__all__ = ["Segment", "Segments"]
+
+_log = logging.getLogger("moonpool.master")
+# Reports of broken transfers say nothing so shortly after the master itself had connections cut.
+_AFTER_FENCE_MS: Final = 2000
+
+
+@dataclass(eq=False)
+class Segment:
+    """One segment.
+
+    Attributes:
+        row: what is kept of it over a restart.
+        session: of its node; None: it has not come back after a restart, or is lost.
+        unfenced: incarnations that may have begun to write there under an earlier master. It takes nothing new before
+            all are fenced.
+        quarantined: neither written nor offered to readers.
+        reports: session -> when it last reported a failure.
+        reported_ms: when anybody last did.
+        fence_ms: when a fence was last sent for it.
+        lost_round: the round of sweeping in which it was lost.
+    """
+
+    row: SegmentRow
+    session: Session | None = None
+    unfenced: set[bytes] = field(default_factory=set)
+    quarantined: bool = False
+    reports: dict[bytes, int] = field(default_factory=dict)
+    reported_ms: int = 0
+    fence_ms: int = -_AFTER_FENCE_MS
+    lost_round: int = -1
+
+    @property
+    def state(self) -> pb.SegmentState:
+        """As it is told to others."""
+        if self.row.lost:
+            return pb.LOST
+        if self.quarantined or self.session is None:
+            return pb.QUARANTINED
+        return pb.DRAINING if self.row.draining else pb.ACTIVE
+
+
+class Segments:
+    """All segments, the index's view of them, and their rows in the store."""
+
+    def __init__(self, index: ChunkIndex, store: MetadataStore, events: Events) -> None:
+        self._index = index
+        self._store = store
+        self._events = events
+        self.all: dict[int, Segment] = {}
+        self.lost = 0
+        self.quarantines = 0
+
+    def get(self, number: int) -> Segment:
+        """Return a segment that is not lost.
+
+        Raises:
+            SegmentUnknownError: there is none.
+            SegmentLostError: it is lost.
+        """
+        segment = self.all.get(number)
+        if segment is None:
+            raise SegmentUnknownError(f"there is no segment {number}", hint="ListSegments has those that there are")
+        if segment.row.lost:
+            raise SegmentLostError(
+                f"segment {number} was given up", hint="close the engine and mount memory of a new one as segment 0"
+            )
+        return segment
+
+    def of(self, session: Session) -> list[Segment]:
+        """Return the segments of a node."""
+        return [segment for segment in self.all.values() if segment.session is session]
+
+    def any_writable(self, avoid: Collection[int]) -> bool:
+        """Return whether there is a segment that could take chunks if it had room."""
+        return any(
+            segment.session is not None
+            and not (segment.quarantined or segment.row.draining or segment.unfenced)
+            and number not in avoid
+            for number, segment in self.all.items()
+        )
+
+    def restore(self, row: SegmentRow) -> None:
+        """Take a segment of an earlier start. Its chunks can be read when its node comes back."""
+        self.all[row.segment] = Segment(row)
+        if row.lost:
+            # Its chunks' records had not all been removed.
+            self._drop(row.segment)
+
+    def _drop(self, number: int) -> None:
+        # The index knows of a segment that was not mounted only when it has a chunk there.
+        with contextlib.suppress(KeyError):
+            self._index.drop_segment(number)
+
+    def attach(self, segment: Segment, session: Session, ramp_up_ms: int, now_ms: int) -> None:
+        """Its node is there: chunks in it can be read, and written unless somebody has to be fenced first."""
+        segment.session = session
+        row = segment.row
+        self.all[row.segment] = segment
+        self._index.add_segment(row.segment, row.capacity_bytes, session.host, ramp_up_ms, now_ms)
+        self.apply(segment)
+        self.tell(segment)
+
+    def apply(self, segment: Segment) -> None:
+        """Tell the index what may be done with a segment."""
+        readable = not segment.quarantined
+        writable = readable and not segment.row.draining and not segment.unfenced
+        self._index.set_segment(segment.row.segment, writable=writable, readable=readable)
+
+    def tell(self, segment: Segment) -> None:
+        """Tell those who watch."""
+        self._events.add(Entry(pb.Event.SEGMENT, segment=segment.row.segment, state=segment.state))
+
+    def lose(self, segment: Segment, why: str, sweep_round: int) -> None:
+        """Its node is gone. What waited for a fence there waits no more: the space is given to nobody again."""
+        number = segment.row.segment
+        _log.warning("segment %d of node %r is lost: %s", number, segment.row.node, why)
+        segment.row = dataclasses.replace(segment.row, lost=True)
+        segment.session = None
+        segment.unfenced.clear()
+        segment.lost_round = sweep_round
+        self.lost += 1
+        # Not waited for: when it is not kept, a later master gives the segment up because nobody mounts it.
+        self._store.put_segment(segment.row)
+        self._drop(number)
+        self.tell(segment)
+
+    def report(self, segment: Segment, reporter: Session, now_ms: int, window_ms: int) -> None:
+        """Note that somebody met a failure there, and quarantine it if there are two, or the node is away."""
+        if now_ms - segment.fence_ms < _AFTER_FENCE_MS or segment.session is None:
+            return
+        segment.reports = {who: when for who, when in segment.reports.items() if now_ms - when <= window_ms}
+        segment.reports[reporter.id] = segment.reported_ms = now_ms
+        if not segment.quarantined and (len(segment.reports) >= 2 or segment.session.outbox is None):
+            self.quarantines += 1
+            self._quarantine(segment, True)
+
+    def readmit(self, quiet_ms: int, now_ms: int, silent_ms: int) -> None:
+        """Use quarantined segments again whose node is there and that nobody has reported for a while."""
+        for segment in self.all.values():
+            node = segment.session
+            if not segment.quarantined or node is None or node.outbox is None:
+                continue
+            if now_ms - segment.reported_ms >= quiet_ms and now_ms - node.seen_ms <= silent_ms:
+                segment.reports.clear()
+                self._quarantine(segment, False)
+
+    def _quarantine(self, segment: Segment, quarantined: bool) -> None:
+        segment.quarantined = quarantined
+        _log.warning(
+            "segment %d of node %r is %s",
+            segment.row.segment,
+            segment.row.node,
+            "quarantined" if quarantined else "back",
+        )
+        self.apply(segment)
+        self.tell(segment)

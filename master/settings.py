@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be set about a master, and where each value comes from."""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import os
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from moonpool.address import parse_address
+from moonpool.errors import ConfigError
+from moonpool.settings import load, setting
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["MasterOptions", "MasterSettings", "is_loopback"]
+
+_DAY = 86_400.0
+
+
+class MasterOptions(TypedDict, total=False):
+    """The keyword arguments of `Master`, for type checkers. `MasterSettings` says what each one means."""
+
+    listen: str
+    http: str | None
+    secret: bytes | str | None
+    insecure: bool
+    cluster: str
+    store: str
+    policy: str
+    chunks_max: int
+    high_watermark: float
+    low_watermark: float
+    session_timeout: float | str
+    heartbeat_interval: float | str
+    put_begin: float | str
+    put_deadline: float | str
+    lease_max: float | str
+    ramp_up: float | str
+    segment_grace: float | str
+    report_window: float | str
+    quarantine: float | str
+    events_max: int
+    sessions_max: int
+    segments_max: int
+    namespaces_max: int
+    batch_max: int
+
+
+@dataclasses.dataclass(frozen=True)
+class MasterSettings:
+    """Every setting of a master. Sizes are bytes, durations are seconds.
+
+    Each value is the argument given, else the environment variable ``MOONPOOL_MASTER_<FIELD>``, else the key in the
+    table ``[master]`` of the TOML file that ``MOONPOOL_CONFIG`` names, else the default.
+    """
+
+    listen: str = setting("127.0.0.1:7600", "Address for nodes and clients. Port 0 picks a free one.")
+    http: str | None = setting(
+        "127.0.0.1:7601",
+        "Address for /healthz, /metrics and /status over HTTP, which anybody may ask who can reach it. None serves "
+        "none.",
+    )
+    secret: bytes | None = setting(
+        None,
+        "Cluster secret, the same on every host. Every call proves it; it never crosses the wire. Calls are not "
+        "encrypted.",
+        secret=True,
+    )
+    insecure: bool = setting(False, "Allow listening beyond loopback without a secret.")
+    cluster: str = setting("moonpool", "The name of the cluster, for people.")
+    store: str = setting(
+        "sqlite:moonpool.db",
+        "Where metadata is kept: sqlite:PATH, so that chunks are found again after a restart, or memory.",
+    )
+    policy: str = setting("lru", "Which chunks go first when there is no room.", choices=("prefix", "s3fifo", "lru"))
+    chunks_max: int = setting(
+        16_777_216, "Most chunks. Beyond it puts are refused. One takes up to 200 bytes.", minimum=1, maximum=1 << 31
+    )
+    high_watermark: float = setting(
+        0.95,
+        "Part of the capacity in use from which on chunks are evicted in the background.",
+        minimum=0.0,
+        maximum=1.0,
+    )
+    low_watermark: float = setting(0.90, "Part of the capacity at which that ends.", minimum=0.0, maximum=1.0)
+    session_timeout: float = setting(
+        10.0,
+        "A client or node that is silent for so long is gone: its pins end, its segments are lost.",
+        unit="seconds",
+        minimum=0.1,
+        maximum=_DAY,
+    )
+    heartbeat_interval: float = setting(
+        2.0, "How often clients and nodes say that they are there.", unit="seconds", minimum=0.02, maximum=_DAY
+    )
+    put_begin: float = setting(
+        5.0,
+        "How long after it asked for room a client may begin to write there; a put waits for room half as long at "
+        "most. After a restart, segments take no new chunks for so long.",
+        unit="seconds",
+        minimum=0.05,
+        maximum=_DAY,
+    )
+    put_deadline: float = setting(
+        30.0, "How long after it asked for room a client may commit.", unit="seconds", minimum=0.1, maximum=_DAY
+    )
+    lease_max: float = setting(
+        10.0,
+        "Longest lease that a reader is given. After a restart nothing that was there before is overwritten for so "
+        "long.",
+        unit="seconds",
+        minimum=0.01,
+        maximum=_DAY,
+    )
+    ramp_up: float = setting(
+        10.0,
+        "A new segment gets its full share of new chunks after this time.",
+        unit="seconds",
+        minimum=0.0,
+        maximum=_DAY,
+    )
+    segment_grace: float = setting(
+        60.0,
+        "Segments that have not come back so long after a restart of the master are lost.",
+        unit="seconds",
+        minimum=0.1,
+        maximum=_DAY,
+    )
+    report_window: float = setting(
+        10.0,
+        "Two sessions that report a segment within this time have it quarantined.",
+        unit="seconds",
+        minimum=0.01,
+        maximum=_DAY,
+    )
+    quarantine: float = setting(
+        5.0,
+        "A quarantined segment is used again when its node is there and nobody has reported it for so long.",
+        unit="seconds",
+        minimum=0.01,
+        maximum=_DAY,
+    )
+    events_max: int = setting(
+        10_000, "Events that are kept for those who watch. Each is of one call.", minimum=16, maximum=1 << 24
+    )
+    sessions_max: int = setting(16_384, "Most clients and nodes at once.", minimum=1, maximum=1 << 20)
+    segments_max: int = setting(16_384, "Most segments at once.", minimum=1, maximum=1 << 20)
+    namespaces_max: int = setting(65_536, "Most namespaces.", minimum=1, maximum=1 << 24)
+    batch_max: int = setting(65_536, "Most chunks of one call.", minimum=1, maximum=1 << 20)
+
+    @classmethod
+    def load(
+        cls,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        file: str | os.PathLike[str] | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> MasterSettings:
+        """Read the settings from arguments, environment, file and defaults, in this order.
+
+        Args:
+            arguments: values by field name.
+            file: the TOML file; None: the one that ``MOONPOOL_CONFIG`` names.
+            environ: the environment; None: ``os.environ``.
+
+        Raises:
+            ConfigError: an unknown name, a wrong type or unit, an impossible value, or values that do not go together.
+            AddressError: `listen` or `http` is not an address.
+        """
+        settings = load(cls, "master", arguments, file=file, environ=environ)
+        settings.check()
+        return settings
+
+    def check(self) -> None:
+        """See that the values go together.
+
+        Raises:
+            ConfigError: they do not.
+            AddressError: `listen` or `http` is not an address.
+        """
+        address = parse_address(self.listen)
+        if self.http is not None:
+            parse_address(self.http)
+        if self.secret is not None and not self.secret:
+            raise ConfigError("secret is empty", hint="the cluster's secret, or no secret at all")
+        if self.secret is None and not self.insecure and not is_loopback(address.host):
+            raise ConfigError(
+                f"listen is {self.listen}, beyond loopback, and there is no secret",
+                hint="secret=..., or insecure=true where everybody who can connect is trusted",
+            )
+        for less, more in (
+            ("low_watermark", "high_watermark"),
+            ("heartbeat_interval", "session_timeout"),
+            ("put_begin", "put_deadline"),
+        ):
+            if getattr(self, less) > getattr(self, more):
+                raise ConfigError(f"{less} is larger than {more}", hint=f"{less} of {getattr(self, more)} or less")
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this host can connect to an address of `host`. Nothing is looked up."""
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a metadata store does. `tests/master/test_stores.py` is the contract as a suite."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["EPOCH_MAX", "Identity", "MetadataStore", "SegmentRow", "Writer"]
+
+#: The upper 24 bits of a generation hold the epoch.
+EPOCH_MAX: Final = (1 << 24) - 1
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What `MetadataStore.open` returns.
+
+    Attributes:
+        cluster_id: 16 bytes, drawn when the store was made.
+        epoch: of the leader. Larger than every one before, and durable when it is returned.
+    """
+
+    cluster_id: bytes
+    epoch: int
+
+
+@dataclass(frozen=True)
+class SegmentRow:
+    """A segment as it is kept over a restart.
+
+    Attributes:
+        segment: its number, never used twice.
+        node: the name of the node, for people.
+        host_id: of its host.
+        address: of its transfer engine.
+        region: its name there.
+        incarnation: of that engine, 16 bytes.
+        capacity_bytes: its size.
+        draining: takes nothing new.
+        lost: its node is gone; the row stays until no record of a chunk names it.
+    """
+
+    segment: int
+    node: str
+    host_id: str
+    address: str
+    region: str
+    incarnation: bytes
+    capacity_bytes: int
+    draining: bool = False
+    lost: bool = False
+
+
+@dataclass(frozen=True)
+class Writer:
+    """A client session that may have begun to write: it is fenced before a later master hands out space.
+
+    Attributes:
+        session: 16 bytes.
+        incarnation: of its transfer engine, 16 bytes.
+    """
+
+    session: bytes
+    incarnation: bytes
+
+
+class MetadataStore(ABC):
+    """Keeps what a master must know after a restart: segments, namespaces, writers, and a record for each chunk.
+
+    Everything that changes it returns a future, which is done when the change is durable, or has failed with
+    `StoreUnavailableError` and has changed nothing. Changes are carried out in the order in which they were asked for.
+    Thread-safe, but for `open` and `close`, which are called once each, by one thread.
+    """
+
+    @abstractmethod
+    def open(self) -> Identity:
+        """Open it, or make it.
+
+        Raises:
+            StoreBusyError: another process has it open.
+            StoreDamagedError: it cannot be read.
+            StoreUnavailableError: it cannot be made or written.
+        """
+
+    @abstractmethod
+    def segments(self) -> list[SegmentRow]:
+        """Return every segment, in the order of the numbers."""
+
+    @abstractmethod
+    def namespaces(self) -> dict[str, int]:
+        """Return the number of each namespace."""
+
+    @abstractmethod
+    def writers(self) -> list[Writer]:
+        """Return every writer that was not removed."""
+
+    @abstractmethod
+    def load(self, page: int) -> Iterator[tuple[bytes, bytes]]:
+        """Yield every record, up to `page` at a time: (slots: n x u32, records: each with a u32 length before it).
+
+        Raises:
+            StoreDamagedError: it cannot be read any further.
+        """
+
+    @abstractmethod
+    def apply(self, slots: bytes, records: bytes, deletes: bytes) -> Future[None]:
+        """Write records under their slots, replacing what is there, and delete the records of other slots.
+
+        Args:
+            slots: n x u32.
+            records: n of them, each with a u32 length before it.
+            deletes: m x u32. A slot without a record is none to delete, and no error.
+        """
+
+    @abstractmethod
+    def put_segment(self, row: SegmentRow) -> Future[None]:
+        """Write a segment, replacing the row of its number."""
+
+    @abstractmethod
+    def new_segment(self) -> int:
+        """Return a number that no segment of this store has ever had, from 1 up. `put_segment` uses it up."""
+
+    @abstractmethod
+    def remove_segment(self, segment: int) -> Future[None]:
+        """Remove the row of a segment. Its number stays used."""
+
+    @abstractmethod
+    def put_namespace(self, name: str, number: int) -> Future[None]:
+        """Name a namespace."""
+
+    @abstractmethod
+    def put_writer(self, writer: Writer) -> Future[None]:
+        """Remember a writer, replacing the one of its session."""
+
+    @abstractmethod
+    def remove_writers(self, sessions: list[bytes]) -> Future[None]:
+        """Forget writers."""
+
+    @abstractmethod
+    def stats(self) -> dict[str, int]:
+        """Return counters: writes, deletes, transactions, failures, waiting."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Carry out what waits, and close. Afterwards every change fails with `StoreUnavailableError`."""

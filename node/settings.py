@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be set about a store node."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from moonpool.address import parse_address
+from moonpool.settings import load, setting
+
+__all__ = ["NodeSettings"]
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeSettings:
+    """Every setting of a node. Sizes are bytes, durations are seconds.
+
+    Each value is the argument given, else the environment variable ``MOONPOOL_NODE_<FIELD>``, else the key in the
+    table ``[node]`` of the TOML file that ``MOONPOOL_CONFIG`` names, else the default.
+    """
+
+    master: str = setting("127.0.0.1:7600", "Address of the master.")
+    dram: int = setting(
+        8 << 30, "Memory that this node lends to the pool.", unit="bytes", minimum=1 << 20, maximum=1 << 50
+    )
+    name: str | None = setting(None, "What the master and the clients call this node. None: the host name.")
+    host_id: str | None = setting(None, "What tells hosts apart: replicas go to different ones. None: the host name.")
+    listen: str = setting("127.0.0.1:0", "Address to accept clients on, such as 0.0.0.0:7900. Port 0 picks a free one.")
+    advertise: str | None = setting(
+        None,
+        "Address by which clients reach this node, when it is not the one it listens on. None: the one it listens on, "
+        "and with 0.0.0.0 or [::] the one that leads to the master.",
+    )
+    secret: bytes | None = setting(
+        None, "Cluster secret, the same for master, nodes and clients. It never crosses the wire.", secret=True
+    )
+    insecure: bool = setting(False, "Allow listening beyond loopback without a secret.")
+    huge_pages: str = setting(
+        "auto",
+        "Pages of 2 MiB: auto takes them where the kernel offers them, required fails without, never takes none.",
+        choices=("auto", "required", "never"),
+    )
+    transports: str = setting("auto", "As the setting transports of the engine.")
+    startup_timeout: float = setting(
+        10.0, "Longest time to reach the master at the start.", unit="seconds", minimum=0.01, maximum=3600.0
+    )
+    self_test: bool = setting(
+        True, "Write and read back patterns through the engine before the memory is offered. Only tests go without."
+    )
+
+    @classmethod
+    def load(
+        cls,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        file: str | os.PathLike[str] | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> NodeSettings:
+        """Read the settings.
+
+        Raises:
+            ConfigError: an unknown name, a wrong type or unit, or an impossible value.
+            AddressError: one of the addresses is none.
+        """
+        settings = load(cls, "node", arguments, file=file, environ=environ)
+        for address in (settings.master, settings.listen, settings.advertise):
+            if address is not None:
+                parse_address(address)
+        return settings

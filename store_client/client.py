@@ -1,0 +1,437 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The client of a pool."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from moonpool.proto import pool_pb2 as pb
+from moonpool.store_client import pins
+from moonpool.store_client.core import Core
+from moonpool.store_client.errors import ChunkConflictError, ChunkInUseError, ClientClosedError, StoreArgumentError
+from moonpool.store_client.getting import GetRequest, get
+from moonpool.store_client.packing import numbers, packed_hashes, packed_parents
+from moonpool.store_client.pins import Pin
+from moonpool.store_client.putting import PutRequest, put
+from moonpool.store_client.results import GetResults, Outcome, Results
+from moonpool.store_client.settings import StoreClientSettings
+from moonpool.store_client.values import destinations_of, values_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from moonpool.store_client.packing import Hashes
+    from moonpool.transfer_engine import Region, TransferEngine
+
+__all__ = ["Removed", "StoreClient"]
+
+T = TypeVar("T")
+
+
+class Removed(NamedTuple):
+    """What `StoreClient.remove_prefix` did."""
+
+    removed: int
+    #: Chunks that are pinned, and stay.
+    in_use: int
+
+
+class StoreClient:
+    """Puts chunks into a pool and gets them out again, many at a time.
+
+    ::
+
+        with StoreClient("master-0:7800") as client:
+            client.put("llama", [hash_0, hash_1], [kv_0, kv_1]).require()
+            found = client.get("llama", [hash_0, hash_1])
+            found[0]  # bytes, or None
+
+    What concerns single chunks is in the results, and only what concerns the whole call is raised. A get gives
+    either exactly the bytes that were put, or none.
+
+    Args:
+        master: ``"host:port"``; None: the setting `master`.
+        engine: an open engine to use, such as the one whose regions hold the KV blocks. None: one of its own.
+        settings: every setting at once. Excludes `options`.
+        options: single settings by name, see `StoreClientSettings`.
+
+    Raises:
+        ConfigError: an unknown option or impossible value.
+        AddressError: `master` is no address.
+        MasterUnavailableError: the master did not open a session within `startup_timeout`.
+
+    A context manager. All methods are thread-safe. Not for use in a forked child.
+    """
+
+    def __init__(
+        self,
+        master: str | None = None,
+        *,
+        engine: TransferEngine | None = None,
+        settings: StoreClientSettings | None = None,
+        **options: Any,
+    ) -> None:
+        if settings is None:
+            settings = StoreClientSettings.load(options if master is None else {"master": master, **options})
+        elif master is not None or options:
+            raise StoreArgumentError(
+                "settings= was given together with others", hint="dataclasses.replace(settings, ...)"
+            )
+        self._core = Core(settings, engine)
+        self._pool = ThreadPoolExecutor(settings.threads, thread_name_prefix="moonpool-store")
+        self._waiting = threading.BoundedSemaphore(settings.pending_max)
+        self._finalizer = weakref.finalize(self, _abandon, self._core, self._pool)
+        try:
+            self._core.session.wait(settings.startup_timeout)
+        except BaseException:
+            self.close()
+            raise
+
+    # ---------------------------------------------------------------- chunks
+
+    def put(
+        self,
+        namespace: str,
+        hashes: Hashes,
+        values: Any,
+        *,
+        parents: Hashes | None = None,
+        shard: int = 0,
+        shards: int = 1,
+        replicas: int = 1,
+        verify: bool = False,
+        timeout: float | None = None,
+    ) -> Results:
+        """Put chunks. What is OK or ALREADY when it returns is durable and can be got by everybody.
+
+        Args:
+            namespace: keeps chunks of different models apart.
+            hashes: 32 bytes for each chunk: a list, n x 32 bytes, or an array of uint8.
+            values: a contiguous buffer for each chunk, or ``(region, offsets, lengths)`` with a registered region of
+                `engine` and arrays, which is not copied and costs no Python work per chunk.
+            parents: of a chain, the hash that comes before the first chunk (`ROOT`: none); or one for each.
+            shard: which part of the chunks this is, from 0 on; a chunk can be got when all `shards` are there.
+            shards: how many parts they have.
+            replicas: copies, on different hosts as far as there are.
+            verify: read back what was there ALREADY, and fail with ChunkConflictError when it is other bytes.
+            timeout: seconds; None: the setting `timeout`.
+
+        Returns:
+            For each chunk OK, ALREADY, or FAILED with its error: ChunkConflictError, NoSpaceError (with retry_after),
+            ChunkBusyError, ChunkTooLargeError, IndexFullError, NodeUnreachableError.
+
+        Raises:
+            StoreArgumentError: the arguments do not fit each other.
+            MasterUnavailableError: the master did not answer in time. What came of the chunks is not known.
+            StagingFullError: other calls held all of the staging area.
+
+        A node that fails is avoided at once, and its chunks are placed elsewhere in the same call.
+        """
+        packed = packed_hashes(hashes)
+        count = len(packed) // 32
+        memory = values_of(self._core.engine, values, count)
+        deadline = self._deadline(timeout)
+        request = PutRequest(
+            namespace, packed, packed_parents(parents, count), memory, shard, shards, replicas, deadline
+        )
+        results = put(self._core, request)
+        return self._verified(results, request, values, deadline) if verify else results
+
+    def get(
+        self,
+        namespace: str,
+        hashes: Hashes,
+        *,
+        ranges: tuple[Any, Any] | None = None,
+        shard: int = 0,
+        lease: float | None = None,
+        timeout: float | None = None,
+    ) -> GetResults:
+        """Get chunks as bytes.
+
+        Args:
+            namespace: as in `put`.
+            hashes: as in `put`.
+            ranges: (offsets, lengths), each an int or one for each chunk: only that part of it. The digest of a chunk
+                covers all of it and cannot be checked then; its header and the lease are.
+            shard: which part of the chunks.
+            lease: seconds that the chunks stay where they are; None: the setting `lease`.
+            timeout: seconds; None: the setting `timeout`.
+
+        Returns:
+            For each chunk OK, MISS, CORRUPT, or FAILED with its error (NodeUnreachableError, ChunkRangeError).
+
+        Raises:
+            StoreArgumentError: the arguments do not fit each other.
+            MasterUnavailableError: the master did not answer in time.
+            StagingFullError: other calls held all of the staging area.
+        """
+        return self._get(namespace, hashes, None, ranges, shard, lease, timeout)
+
+    def get_into(
+        self,
+        namespace: str,
+        hashes: Hashes,
+        destinations: Any,
+        *,
+        ranges: tuple[Any, Any] | None = None,
+        shard: int = 0,
+        lease: float | None = None,
+        timeout: float | None = None,
+    ) -> GetResults:
+        """Get chunks into memory of the caller.
+
+        Args:
+            namespace: as in `put`.
+            hashes: as in `put`.
+            destinations: a writable contiguous buffer for each chunk, or ``(region, offsets, lengths)`` with a
+                registered region of `engine`, into which the bytes go straight. A destination may be larger than its
+                chunk: `GetResults.lengths` says how long that is.
+            ranges: as in `get`.
+            shard: as in `get`.
+            lease: as in `get`.
+            timeout: as in `get`.
+
+        Returns and raises what `get` does. The content of a destination in a registered region is undefined unless its
+        chunk is OK; other destinations are changed only then.
+        """
+        return self._get(namespace, hashes, destinations, ranges, shard, lease, timeout)
+
+    def exists(self, namespace: str, hashes: Hashes, *, timeout: float | None = None) -> npt.NDArray[np.bool_]:
+        """Return for each chunk whether it is there. It is not kept by this, nor does it become younger.
+
+        Raises:
+            MasterUnavailableError: the master did not answer in time.
+        """
+        request = pb.ExistsRequest(namespace=namespace, hashes=packed_hashes(hashes))
+        reply = self._core.call("Exists", request, self._deadline(timeout))
+        there: npt.NDArray[np.bool_] = np.frombuffer(reply.statuses, dtype=np.uint8) == pb.OK
+        return there
+
+    def match_prefix(self, namespace: str, hashes: Hashes, *, lease: float = 0.0, timeout: float | None = None) -> int:
+        """Return how many of the first chunks are there, with all their shards.
+
+        Args:
+            namespace: as in `put`.
+            hashes: of a chain, from its beginning.
+            lease: seconds for which they are not given up, so that they can be got; 0: none.
+            timeout: seconds.
+
+        Raises:
+            MasterUnavailableError: the master did not answer in time.
+        """
+        request = pb.MatchPrefixRequest(namespace=namespace, hashes=packed_hashes(hashes), lease_ms=int(lease * 1000))
+        matched: int = self._core.call("MatchPrefix", request, self._deadline(timeout)).matched
+        return matched
+
+    def remove(self, namespace: str, hashes: Hashes, *, timeout: float | None = None) -> Results:
+        """Remove chunks, with all their shards and replicas. Others are: MISS, or FAILED with ChunkInUseError.
+
+        Raises:
+            MasterUnavailableError: the master did not answer in time.
+        """
+        request = pb.RemoveRequest(namespace=namespace, hashes=packed_hashes(hashes))
+        statuses = self._core.call("Remove", request, self._deadline(timeout)).statuses
+        outcomes = {pb.OK: Outcome.OK, pb.NOT_FOUND: Outcome.MISS}
+        failed = {
+            index: ChunkInUseError("the chunk is pinned", item=index, retryable=True)
+            for index, status in enumerate(statuses)
+            if status not in outcomes
+        }
+        return Results(bytes(outcomes.get(status, Outcome.FAILED) for status in statuses), {**failed})
+
+    def remove_prefix(self, namespace: str, hash: bytes, *, timeout: float | None = None) -> Removed:  # noqa: A002
+        """Remove a chunk and all that descend from it.
+
+        Raises:
+            MasterUnavailableError: the master did not answer in time.
+        """
+        (one,) = [packed_hashes([hash])]
+        reply = self._core.call(
+            "RemovePrefix", pb.RemovePrefixRequest(namespace=namespace, hash=one), self._deadline(timeout)
+        )
+        return Removed(reply.removed, reply.in_use)
+
+    def pin(self, namespace: str, hashes: Hashes, *, timeout: float | None = None) -> Pin:
+        """Keep chunks from being evicted and removed, until the pin is released or this client ends.
+
+        Raises:
+            MasterUnavailableError: the master did not answer in time.
+        """
+        return pins.pin(self._core, namespace, packed_hashes(hashes), self._deadline(timeout))
+
+    # ---------------------------------------------------------------- the same, later
+
+    def put_async(self, *args: Any, **kwargs: Any) -> Future[Results]:
+        """Call `put` on another thread. Values must not change before the future is done."""
+        return self._later(self.put, *args, **kwargs)
+
+    def get_async(self, *args: Any, **kwargs: Any) -> Future[GetResults]:
+        """Call `get` on another thread."""
+        return self._later(self.get, *args, **kwargs)
+
+    def get_into_async(self, *args: Any, **kwargs: Any) -> Future[GetResults]:
+        """Call `get_into` on another thread. Destinations belong to the call until the future is done."""
+        return self._later(self.get_into, *args, **kwargs)
+
+    def exists_async(self, *args: Any, **kwargs: Any) -> Future[npt.NDArray[np.bool_]]:
+        """Call `exists` on another thread."""
+        return self._later(self.exists, *args, **kwargs)
+
+    def match_prefix_async(self, *args: Any, **kwargs: Any) -> Future[int]:
+        """Call `match_prefix` on another thread."""
+        return self._later(self.match_prefix, *args, **kwargs)
+
+    def remove_async(self, *args: Any, **kwargs: Any) -> Future[Results]:
+        """Call `remove` on another thread."""
+        return self._later(self.remove, *args, **kwargs)
+
+    def pin_async(self, *args: Any, **kwargs: Any) -> Future[Pin]:
+        """Call `pin` on another thread."""
+        return self._later(self.pin, *args, **kwargs)
+
+    # ---------------------------------------------------------------- state
+
+    @property
+    def engine(self) -> TransferEngine:
+        """The engine in use: memory that it has registered or allocated needs no staging."""
+        return self._core.engine
+
+    def allocate(self, nbytes: int) -> Region:
+        """Allocate registered memory for values and destinations."""
+        return self._core.engine.allocate(nbytes)
+
+    def segments(self, *, timeout: float | None = None) -> list[pb.Segment]:
+        """Return the segments of the pool, as the master sees them.
+
+        Raises:
+            MasterUnavailableError: the master did not answer in time.
+        """
+        return self._core.segments.refresh(self._deadline(timeout))
+
+    def drain(self, segment: int, *, undo: bool = False, timeout: float | None = None) -> int:
+        """Put nothing more into a segment, or again with `undo`. Returns how many chunks are still there.
+
+        Raises:
+            MasterUnavailableError: the master did not answer in time.
+            MasterError: there is no such segment.
+        """
+        request = pb.DrainRequest(segment=segment, undo=undo)
+        chunks: int = self._core.call("Drain", request, self._deadline(timeout)).chunks
+        return chunks
+
+    def stats(self) -> dict[str, Any]:
+        """Return counters of this client."""
+        core = self._core
+        identity = core.link.identity
+        return {
+            **core.counters,
+            "master": {
+                "address": core.link.address,
+                "session_open": core.session.alive,
+                "sessions_opened": core.session.opened,
+                "retries": core.link.retries,
+                "restarts_seen": core.link.restarts_seen,
+                "boot_id": identity.boot_id if identity else "",
+                "epoch": identity.epoch if identity else 0,
+            },
+            "segment_failures": core.segments.failures,
+            "segments_avoided": core.segments.avoided(),
+            "staging_free_bytes": 0 if core.closed.is_set() else core.staging.free_bytes,
+            "engine": core.engine.stats(),
+        }
+
+    def master_stats(self, *, timeout: float | None = None) -> dict[str, Any]:
+        """Return what the master says of itself and the pool.
+
+        Raises:
+            MasterUnavailableError: the master did not answer in time.
+        """
+        reply = self._core.call("Stats", pb.StatsRequest(), self._deadline(timeout))
+        stats: dict[str, Any] = json.loads(reply.json)
+        return stats
+
+    def close(self) -> None:
+        """End the session and every thread. Calls that run fail with ClientClosedError. Again: nothing."""
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._core.closed.is_set() else "open" if self._core.session.alive else "without a session"
+        return f"<StoreClient of {self._core.link.address}, {state}>"
+
+    # ---------------------------------------------------------------- inside
+
+    def _deadline(self, timeout: float | None) -> float:
+        if self._core.closed.is_set():
+            raise ClientClosedError("the client is closed")
+        return time.monotonic() + (self._core.settings.timeout if timeout is None else timeout)
+
+    def _get(
+        self,
+        namespace: str,
+        hashes: Hashes,
+        destinations: Any,
+        ranges: tuple[Any, Any] | None,
+        shard: int,
+        lease: float | None,
+        timeout: float | None,
+    ) -> GetResults:
+        packed = packed_hashes(hashes)
+        count = len(packed) // 32
+        memory = destinations_of(self._core.engine, destinations, count)
+        seconds = self._core.settings.lease if lease is None else lease
+        request = GetRequest(namespace, packed, memory, shard, seconds, self._deadline(timeout))
+        if ranges is not None:
+            request.starts = numbers(ranges[0], count, "offsets of ranges")
+            request.sizes = numbers(ranges[1], count, "lengths of ranges")
+        return get(self._core, request)
+
+    def _verified(self, results: Results, request: PutRequest, values: Any, deadline: float) -> Results:
+        before = results.where(Outcome.ALREADY)
+        if not before:
+            return results
+        items = np.array(before)
+        there = self._get(
+            request.namespace, request.hashes_of(items), None, None, request.shard, None, deadline - time.monotonic()
+        )
+        outcomes, errors = bytearray(results.outcomes), dict(results.errors)
+        for index, value in zip(before, there, strict=True):
+            if value is not None and value != request.memory.value(index):
+                outcomes[index] = Outcome.FAILED
+                errors[index] = ChunkConflictError(
+                    "the chunk is there with other bytes", item=index, hint="a hash that covers all of the value"
+                )
+        return Results(bytes(outcomes), errors)
+
+    def _later(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> Future[T]:
+        if self._core.closed.is_set():
+            raise ClientClosedError("the client is closed")
+        self._waiting.acquire()
+        try:
+            future = self._pool.submit(call, *args, **kwargs)
+        except RuntimeError as error:
+            self._waiting.release()
+            raise ClientClosedError("the client is closed", cause=str(error)) from error
+        future.add_done_callback(lambda _: self._waiting.release())
+        return future
+
+
+def _abandon(core: Core, pool: ThreadPoolExecutor) -> None:
+    # Also when the client was forgotten, or the interpreter ends.
+    core.close()
+    pool.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands of ``moonpool`` for people who look after a pool."""

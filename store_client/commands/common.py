@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the commands have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import click
+
+from moonpool.store_client import StoreClient
+from moonpool.store_client.settings import StoreClientSettings
+
+__all__ = ["HashText", "connected", "open_client"]
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+# A command moves no bytes of chunks.
+_STAGING: Final = 1 << 20
+
+
+class HashText(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in later versions of click
+    """A hash of 32 bytes as 64 hexadecimal digits."""
+
+    name = "hash"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bytes:
+        """Return the bytes."""
+        try:
+            raw = value if isinstance(value, bytes) else bytes.fromhex(value)
+        except ValueError:
+            raw = b""
+        if len(raw) != 32:
+            self.fail(f"{value!r} is not 64 hexadecimal digits", param, ctx)
+        return raw
+
+
+def connected(command: _Command) -> _Command:
+    """Give a command the options that say which master, and how."""
+    command = click.option("--config", type=click.Path(dir_okay=False), help="TOML file with a table [store_client].")(
+        command
+    )
+    command = click.option("--timeout", metavar="DURATION", help="Longest time, such as 5s.")(command)
+    return click.option("--master", metavar="HOST:PORT", help="Address of the master.")(command)
+
+
+def open_client(master: str | None, timeout: str | None, config: str | None) -> StoreClient:
+    """Return a client. Its secret comes from MOONPOOL_STORE_CLIENT_SECRET or the file."""
+    options = {"master": master, "timeout": timeout, "startup_timeout": timeout, "name": "moonpool"}
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    return StoreClient(settings=StoreClientSettings.load({"staging_bytes": _STAGING, **given}, file=config))

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``moonpool ls``: the segments of a pool."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from moonpool.proto import pool_pb2 as pb
+from moonpool.store_client.commands.common import connected, open_client
+
+__all__ = ["as_dict", "ls", "segment_table"]
+
+_BAR = 10
+
+
+def as_dict(segment: pb.Segment) -> dict[str, Any]:
+    """Return a segment for JSON."""
+    return {
+        "segment": segment.segment,
+        "state": pb.SegmentState.Name(segment.state).lower(),
+        "node": segment.node,
+        "host_id": segment.host_id,
+        "address": segment.address,
+        "incarnation": segment.incarnation.hex(),
+        "capacity_bytes": segment.capacity_bytes,
+        "used_bytes": segment.used_bytes,
+        "largest_free_bytes": segment.largest_free_bytes,
+        "chunks": segment.chunks,
+    }
+
+
+def fill_bar(used: int, capacity: int) -> str:
+    """Return a bar of text, and the share in percent."""
+    share = used / capacity if capacity else 0.0
+    full = round(share * _BAR)
+    return f"{'█' * full}{'░' * (_BAR - full)} {100 * share:3.0f}%"
+
+
+def segment_table(segments: list[pb.Segment]) -> Any:
+    """Return the segments as a table of rich."""
+    from rich.table import Table
+
+    from moonpool.units import format_bytes
+
+    table = Table(box=None, pad_edge=False)
+    for heading in ("segment", "node", "host", "address", "state"):
+        # Rather over two lines than without its end.
+        table.add_column(heading, overflow="fold")
+    table.add_column("chunks", justify="right", no_wrap=True)
+    table.add_column("used", no_wrap=True)
+    for one in sorted(segments, key=lambda one: one.segment):
+        state = pb.SegmentState.Name(one.state).lower()
+        table.add_row(
+            str(one.segment),
+            one.node,
+            one.host_id,
+            one.address,
+            state if one.state == pb.ACTIVE else f"[yellow]{state}[/yellow]",
+            f"{one.chunks:,}",
+            f"{fill_bar(one.used_bytes, one.capacity_bytes)} of {format_bytes(one.capacity_bytes)}",
+        )
+    return table
+
+
+@click.command(short_help="List the segments of a pool.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@connected
+def ls(as_json: bool, master: str | None, timeout: str | None, config: str | None) -> None:
+    """List the segments of a pool: which node lends how much, and how full it is."""
+    with open_client(master, timeout, config) as client:
+        segments = client.segments()
+    if as_json:
+        click.echo(json.dumps([as_dict(one) for one in segments], indent=2))
+        return
+    from rich.console import Console
+
+    Console(highlight=False).print(segment_table(segments))

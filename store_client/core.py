@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all calls of one client share: engine, link to the master, session, segments, staging."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from moonpool.errors import MoonpoolError
+from moonpool.proto import pool_pb2 as pb
+from moonpool.store_client.errors import ClientClosedError, StoreTimeoutError
+from moonpool.store_client.moves import Move, Moved, Place
+from moonpool.store_client.packing import HEADER_BYTES, Int64s, Records
+from moonpool.store_client.rpc import MasterLink
+from moonpool.store_client.segments import SegmentTable
+from moonpool.store_client.session import Session
+from moonpool.store_client.staging import StagingArea
+from moonpool.store_client.values import Registered
+from moonpool.transfer_engine import EngineSettings, TransferEngine
+
+if TYPE_CHECKING:
+    from moonpool.store_client.settings import StoreClientSettings
+    from moonpool.store_client.values import Memory, Piece
+    from moonpool.transfer_engine import Transfer
+
+__all__ = ["Core", "Job"]
+
+_log = logging.getLogger("moonpool.store_client")
+# For what the master is told in passing.
+_ASIDE_SECONDS: Final = 1.0
+SESSION_UNKNOWN: Final = "SESSION_UNKNOWN"
+_SESSION_LOOK: Final = 0.02
+# Until a node that was cut off for being slow is known to write no more; the caller waits for its own memory.
+_SETTLE_OWN: Final = 5.0
+_SETTLE_STAGED: Final = 0.05
+_DEADLINE: Final = "DEADLINE"
+
+
+class Job:
+    """The moves of one batch, a `Move` for each segment, and what they have come to."""
+
+    def __init__(
+        self, segment: int, rows: npt.NDArray[np.intp], move: Move | None, error: MoonpoolError | None
+    ) -> None:
+        self.segment = segment
+        self.rows = rows
+        self.move = move
+        self.error = error
+        #: Whether the time that the node was given was less than the patience that it deserves.
+        self.hurried = False
+
+    def finish(self, settle_seconds: float) -> Moved:
+        """Wait for the end of it."""
+        if self.move is None:
+            return Moved(np.zeros(len(self.rows), dtype=np.bool_), error=self.error)
+        moved = self.move.finish(settle_seconds)
+        self.error = moved.error
+        return moved
+
+    @property
+    def blamed(self) -> bool:
+        """Whether the node is at fault, as far as can be told from here."""
+        return self.error is not None and not (self.hurried and self.error.code == _DEADLINE)
+
+    @property
+    def unsettled(self) -> list[Transfer]:
+        """The transfers that may still touch memory, here or there."""
+        return [] if self.move is None else self.move.unsettled
+
+
+class Core:
+    """See the module. Thread-safe."""
+
+    def __init__(self, settings: StoreClientSettings, engine: TransferEngine | None) -> None:
+        self.settings = settings
+        self.counters: Counter[str] = Counter()
+        self._own_engine = engine is None
+        self.engine = engine if engine is not None else _open_engine(settings)
+        self.closed = threading.Event()
+        try:
+            self.link = MasterLink(settings.master, settings.secret)
+            self.host_id = settings.host_id or socket.gethostname()
+            self.session = Session(self.link, pb.CLIENT, settings.name, self.host_id, self.engine.incarnation)
+            self.segments = SegmentTable(self.engine, self.link, settings.avoid, settings.connect_timeout)
+            self.staging = StagingArea(self.engine, settings.staging_bytes)
+            self._aside = ThreadPoolExecutor(1, thread_name_prefix="moonpool-store-aside")
+            self._aside_waiting = threading.BoundedSemaphore(64)
+        except BaseException:
+            self._close_engine()
+            raise
+
+    def count(self, **amounts: int) -> None:
+        """Add to counters. A lost update between threads would only cost a count."""
+        for name, amount in amounts.items():
+            if amount:
+                self.counters[name] += amount
+
+    def piece_bytes(self, memory: Memory) -> int:
+        """Return how many bytes of a batch are moved at once: half of the staging area, so that two calls fit."""
+        return self.settings.batch_bytes if isinstance(memory, Registered) else max(1, self.staging.nbytes // 2)
+
+    # ---------------------------------------------------------------- moving
+
+    def start_moves(
+        self,
+        op: Any,
+        place: Place,
+        rows: npt.NDArray[np.intp],
+        extents: Records,
+        at: Int64s | int,
+        deadline: float,
+        digest: bool,
+        jobs: list[Job],
+    ) -> list[Job]:
+        """Start the moves of `rows` of `place` to or from the segments of their extents.
+
+        Args:
+            op: "read" or "write".
+            place: where they lie here.
+            rows: which of them.
+            extents: for each of `rows`.
+            at: what is moved of each payload begins there.
+            deadline: of `time.monotonic`.
+            digest: compute digests where a CPU touches the bytes.
+            jobs: gets what was started, at once, whatever happens next.
+
+        Returns:
+            What was started.
+        """
+        started = []
+        for segment, some in _by_segment(extents["segment"]):
+            job = Job(segment, some, None, None)
+            started.append(job)
+            jobs.append(job)
+            try:
+                target = self.segments.target(segment, deadline)
+                offsets = extents["offset"][some].astype(np.int64)
+                nbytes = int(place.lengths[rows[some]].sum())
+                patience = self.settings.progress_timeout + nbytes / self.settings.slowest_rate
+                now = time.monotonic()
+                job.hurried = deadline < now + patience
+                if now >= deadline:
+                    raise StoreTimeoutError("the time is over before anything was begun")
+                payloads = offsets + HEADER_BYTES + (at if isinstance(at, int) else at[some])
+                job.move = Move.start(
+                    self.engine,
+                    target,
+                    op,
+                    place,
+                    rows[some],
+                    offsets,
+                    payloads,
+                    min(deadline, now + patience),
+                    digest and target.by_cpu,
+                )
+            except MoonpoolError as error:
+                job.error = error
+        return started
+
+    def settle_seconds(self, place: Place) -> float:
+        """How long a failed move is waited for: memory of the caller must be quiet, staging can be left alone."""
+        return _SETTLE_STAGED if place.joined else _SETTLE_OWN
+
+    def give_back(self, piece: Piece, jobs: list[Job]) -> None:
+        """Nobody needs the place of a piece any more, except perhaps transfers of these jobs that are not settled."""
+        for job in jobs:
+            if job.move is not None:
+                job.move.cancel(self.settle_seconds(piece.place))
+        unsettled = [transfer for job in jobs for transfer in job.unsettled]
+        if unsettled:
+            self.staging.give_back_later(piece.slice_, unsettled)
+        else:
+            self.staging.give_back(piece.slice_)
+        if piece.region is not None:
+            try:
+                piece.region.release()
+            except MoonpoolError as error:
+                # It goes with the engine. Whoever owns the buffer has been told by the error of the chunk.
+                _log.warning("memory of a chunk stays registered: %s", error)
+
+    # ---------------------------------------------------------------- talking to the master
+
+    def call(self, method: str, request: Any, deadline: float) -> Any:
+        """Call the master; one that does not know this session yet is given the time to hear of it.
+
+        Raises:
+            MoonpoolError: as `MasterLink.call`.
+        """
+        while True:
+            try:
+                return self.link.call(method, request, deadline)
+            except MoonpoolError as error:
+                if error.code != SESSION_UNKNOWN or time.monotonic() >= deadline:
+                    raise
+            self.closed.wait(_SESSION_LOOK)
+
+    def report(self, segment: int, error: MoonpoolError) -> None:
+        """Tell the master of a fault of a segment in passing."""
+        request = pb.ReportFailureRequest(session=self.session.id, segment=segment, cause=str(error)[:500])
+        self.aside("ReportFailure", request)
+
+    def failed(self, segment: int, error: MoonpoolError) -> None:
+        """Avoid a segment, and tell the master of it in passing."""
+        if self.closed.is_set():
+            raise ClientClosedError("the client is closed")
+        self.segments.failed(segment, error)
+        self.report(segment, error)
+
+    def aside(self, method: str, request: Any) -> None:
+        """Make a call whose outcome nobody waits for. When too many wait already, it is left out."""
+        if not self._aside_waiting.acquire(blocking=False):
+            self.count(asides_left_out=1)
+            return
+
+        def call() -> None:
+            try:
+                self.link.call(method, request, time.monotonic() + _ASIDE_SECONDS)
+            except MoonpoolError as error:
+                _log.info("%s: %s", method, error)
+            finally:
+                self._aside_waiting.release()
+
+        try:
+            self._aside.submit(call)
+        except RuntimeError:  # closing
+            self._aside_waiting.release()
+
+    def close(self) -> None:
+        """End everything, in an order in which nothing waits for what has ended before."""
+        if self.closed.is_set():
+            return
+        self.closed.set()
+        self.staging.close()
+        self.link.refuse()
+        self._aside.shutdown(cancel_futures=True)
+        self.session.close()
+        self.link.close()
+        self.segments.close()
+        if not self._own_engine:
+            try:
+                self.staging.region.release()
+            except MoonpoolError as error:
+                _log.warning("the staging area stays with the engine: %s", error)
+        self._close_engine()
+
+    def _close_engine(self) -> None:
+        if self._own_engine:
+            self.engine.close()
+
+
+def _by_segment(segments: npt.NDArray[np.uint32]) -> list[tuple[int, npt.NDArray[np.intp]]]:
+    """Return the positions of each segment."""
+    if not len(segments):
+        return []
+    if (segments == segments[0]).all():
+        return [(int(segments[0]), np.arange(len(segments)))]
+    order = np.argsort(segments, kind="stable")
+    different, starts = np.unique(segments[order], return_index=True)
+    return list(zip(different.tolist(), np.split(order, starts[1:]), strict=True))
+
+
+def _open_engine(settings: StoreClientSettings) -> TransferEngine:
+    arguments = {
+        "name": settings.name,
+        "listen": None,
+        "secret": settings.secret,
+        "connect_timeout": settings.connect_timeout,
+        "progress_timeout": settings.progress_timeout,
+    }
+    return TransferEngine(settings=EngineSettings.load(arguments))

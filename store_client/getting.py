@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gets: locate, read, and believe nothing that the header, the digest and the lease do not confirm."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from moonpool.errors import MoonpoolError
+from moonpool.proto import pool_pb2 as pb
+from moonpool.store_client import errors
+from moonpool.store_client.packing import (
+    HEADER_BYTES,
+    NO_SEGMENT,
+    Int64s,
+    Records,
+    digests_in,
+    extents_of,
+    hash_matrix,
+    headers_match,
+)
+from moonpool.store_client.results import GetResults, Outcome
+from moonpool.store_client.values import Buffers
+from moonpool.transfer_engine import digest_batch
+
+if TYPE_CHECKING:
+    from moonpool.store_client.core import Core, Job
+    from moonpool.store_client.moves import Moved, Place
+    from moonpool.store_client.values import Memory, Piece
+
+__all__ = ["GetRequest", "get"]
+
+_PENDING: Final = 255
+# Where a replica is read from: never tried again, rather not, farther away.
+_TRIED: Final = 1000
+_AVOIDED: Final = 100
+_ELSEWHERE: Final = 10
+
+
+@dataclass
+class GetRequest:
+    """The arguments of a get, checked.
+
+    Attributes:
+        starts: where in each chunk to begin; None: whole chunks.
+        sizes: how much of each chunk, with `starts`.
+    """
+
+    namespace: str
+    hashes: bytes
+    memory: Memory
+    shard: int
+    lease: float
+    deadline: float
+    starts: Int64s | None = None
+    sizes: Int64s | None = None
+    outcomes: npt.NDArray[np.uint8] = field(init=False)
+    lengths: Int64s = field(init=False)
+    errors: dict[int, MoonpoolError] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.outcomes = np.full(self.memory.count, Outcome.MISS, dtype=np.uint8)
+        self.lengths = np.zeros(self.memory.count, dtype=np.int64)
+
+    def fail(self, item: int, error: MoonpoolError, outcome: Outcome = Outcome.FAILED) -> None:
+        """This chunk has failed for good."""
+        error.item = item
+        self.outcomes[item] = outcome
+        self.errors[item] = error
+
+
+@dataclass
+class _Located:
+    # Where chunks are, from when the master was asked until the lease is over.
+    items: npt.NDArray[np.intp]
+    extents: Records
+    until: float
+
+
+def get(core: Core, request: GetRequest) -> GetResults:
+    """Get a batch. See `StoreClient.get`."""
+    every = np.arange(request.memory.count)
+    for begin in range(0, len(every), core.settings.batch_chunks):
+        _get_some(core, request, every[begin : begin + core.settings.batch_chunks])
+    outcomes = request.outcomes.tobytes()
+    core.count(
+        gets=outcomes.count(Outcome.OK),
+        get_misses=outcomes.count(Outcome.MISS),
+        gets_failed=outcomes.count(Outcome.FAILED),
+        gets_corrupt=outcomes.count(Outcome.CORRUPT),
+        get_bytes=int(request.lengths.sum()),
+    )
+    values = request.memory.taken if isinstance(request.memory, Buffers) and request.memory.makes else None
+    return GetResults(outcomes, request.errors, request.lengths.tolist(), values)
+
+
+def _get_some(core: Core, request: GetRequest, items: npt.NDArray[np.intp]) -> None:
+    located = _locate(core, request, items)
+    sizes = _sizes(request, located)
+    fits = sizes >= 0
+    left = located.items[fits]
+    sizes = sizes[fits]
+    extents = located.extents[fits]
+    until = located.until
+    memory = request.memory
+    pieces = list(memory.pieces(left, sizes, core.settings.batch_chunks, core.piece_bytes(memory)))
+    for number, rows in enumerate(pieces):
+        some = _Located(left[rows], extents[rows], until)
+        # A batch that goes in pieces may take longer than one lease: ask anew for what has not been begun.
+        if number and until - time.monotonic() < request.lease / 2:
+            some = _locate(core, request, left[rows])
+            again = np.isin(left[rows], some.items)
+            rows = rows[again]  # noqa: PLW2901 - the same rows, without those that have gone
+            if (some.extents["length"].max(axis=1) != extents[rows]["length"].max(axis=1)).any():
+                continue  # another chunk under that hash: a miss for now
+        if len(rows):
+            _Piecewise(core, request, some, sizes[rows]).run()
+
+
+def _locate(core: Core, request: GetRequest, items: npt.NDArray[np.intp]) -> _Located:
+    matrix = np.frombuffer(request.hashes, dtype=np.uint8).reshape(-1, 32)
+    sent = time.monotonic()
+    message = pb.LocateRequest(
+        namespace=request.namespace,
+        hashes=request.hashes if len(items) == len(matrix) else matrix[items].tobytes(),
+        shard=request.shard,
+        lease_ms=max(1, int(request.lease * 1000)),
+    )
+    reply = core.call("Locate", message, request.deadline)
+    extents = extents_of(reply.extents, len(items), max(1, reply.replicas))
+    found = np.frombuffer(reply.statuses, dtype=np.uint8) == pb.OK
+    return _Located(items[found], extents[found], sent + reply.lease_ms / 1000)
+
+
+def _sizes(request: GetRequest, located: _Located) -> Int64s:
+    """Return how many bytes of each located chunk are wanted; -1 where that cannot be, which is an error of it."""
+    items = located.items
+    there: Int64s = located.extents["length"].max(axis=1, initial=0).astype(np.int64)
+    sizes = there.copy()
+    if request.starts is not None and request.sizes is not None:
+        sizes = np.array(request.sizes[items])
+        outside = (request.starts[items] < 0) | (sizes < 1) | (request.starts[items] > there - sizes)
+        for row in np.flatnonzero(outside).tolist():
+            request.fail(
+                int(items[row]),
+                errors.ChunkRangeError(f"the range is not inside the {there[row]} bytes of the chunk"),
+            )
+        sizes[outside] = -1
+    room = request.memory.lengths[items]
+    small = (room >= 0) & (sizes > room)
+    for row in np.flatnonzero(small).tolist():
+        request.fail(
+            int(items[row]),
+            errors.ChunkRangeError(f"{sizes[row]} bytes do not fit a destination of {room[row]}"),
+        )
+    sizes[small] = -1
+    return sizes
+
+
+class _Piecewise:
+    """One piece of a get: reads each chunk from one replica after the other until one of them is good."""
+
+    def __init__(self, core: Core, request: GetRequest, located: _Located, sizes: Int64s) -> None:
+        self._core = core
+        self._request = request
+        self._items = located.items
+        self._extents = located.extents
+        self._until = located.until
+        self._sizes = sizes
+        self._tried = located.extents["segment"] == NO_SEGMENT
+        self._corrupt = np.zeros(len(self._items), dtype=np.bool_)
+        self._failure: MoonpoolError | None = None
+        self._jobs: list[Job] = []
+        matrix = hash_matrix(request.hashes)
+        self._hashes = matrix[self._items]
+
+    def run(self) -> None:
+        core, request = self._core, self._request
+        piece = request.memory.place(core.staging, self._items, self._sizes, request.deadline)
+        try:
+            pending = np.arange(len(self._items))
+            while len(pending):
+                if time.monotonic() >= min(self._until, request.deadline):
+                    self._late(len(pending))
+                    return  # they stay what they were: misses
+                choice = self._choose(pending)
+                nowhere = choice < 0
+                for row in pending[nowhere].tolist():
+                    self._give_up(row)
+                pending, choice = pending[~nowhere], choice[~nowhere]
+                if len(pending):
+                    pending = pending[~self._read(piece, pending, choice)]
+        finally:
+            core.give_back(piece, self._jobs)
+
+    def _choose(self, pending: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+        """Return the replica to read next for each row; -1: none is left."""
+        segments = self._extents["segment"][pending]
+        if segments.shape[1] == 1:
+            return np.where(self._tried[pending, 0], -1, 0)
+        different, inverse = np.unique(segments, return_inverse=True)
+        avoided, host = set(self._core.segments.avoided()), self._core.host_id
+        weights = np.array(
+            [
+                (_AVOIDED if number in avoided else 0)
+                + (_ELSEWHERE if self._core.segments.host_of(number) != host else 0)
+                for number in different.tolist()
+            ],
+            dtype=np.int64,
+        )
+        replicas = segments.shape[1]
+        # Equally good ones take turns, so that the second copies of a hot chunk are of use too.
+        turns = (np.arange(replicas)[None, :] + self._items[pending][:, None] + self._core.counters["gets"]) % replicas
+        score = weights[inverse.reshape(segments.shape)] + turns + _TRIED * self._tried[pending]
+        best: npt.NDArray[np.intp] = score.argmin(axis=1)
+        return np.where(score.min(axis=1) >= _TRIED, -1, best)
+
+    def _read(self, piece: Piece, pending: npt.NDArray[np.intp], choice: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
+        """Read from the chosen replicas; return which rows are done with."""
+        core, request, place = self._core, self._request, piece.place
+        extents = self._extents[pending, choice]
+        self._tried[pending, choice] = True
+        whole = request.starts is None
+        at: Any = 0 if request.starts is None else request.starts[self._items[pending]]
+        deadline = min(request.deadline, self._until)
+        jobs = core.start_moves("read", place, pending, extents, at, deadline, whole, self._jobs)
+        finished = np.zeros(len(pending), dtype=np.bool_)
+        for job in jobs:
+            moved = job.finish(core.settle_seconds(place))
+            # After the bytes have come, and before anything is believed.
+            in_time = time.monotonic() < self._until
+            if not in_time:
+                self._late(len(job.rows))
+                finished[job.rows] = True
+                continue
+            good = self._verified(place, pending[job.rows], extents[job.rows], moved, whole)
+            self._blame(job, moved, good, pending[job.rows])
+            finished[job.rows[good]] = True
+            rows = pending[job.rows[good]]
+            if len(rows):
+                request.memory.deliver(core.staging, piece, rows)
+                request.outcomes[self._items[rows]] = Outcome.OK
+                request.lengths[self._items[rows]] = self._sizes[rows]
+        return finished
+
+    def _verified(
+        self, place: Place, rows: npt.NDArray[np.intp], extents: Records, moved: Moved, whole: bool
+    ) -> npt.NDArray[np.bool_]:
+        good = moved.good.copy()
+        if not good.any():
+            return good
+        headers = self._core.staging.bytes[place.header_offsets[rows][:, None] + np.arange(HEADER_BYTES)]
+        good &= headers_match(headers, extents, self._hashes[rows], self._request.shard)
+        if whole:
+            digests = moved.digests
+            if digests is None:
+                # No CPU has seen the bytes yet, so the digest is all that tells of damage.
+                ranges = place.offsets[rows], place.lengths[rows]
+                digests = np.frombuffer(digest_batch(place.region, *ranges), dtype="<u8")
+            good &= digests == digests_in(headers)
+        return good
+
+    def _blame(self, job: Job, moved: Moved, good: npt.NDArray[np.bool_], rows: npt.NDArray[np.intp]) -> None:
+        if job.error is not None:
+            self._failure = job.error
+            if job.blamed:
+                self._core.failed(job.segment, job.error)
+        corrupt = moved.good & ~good
+        if corrupt.any():
+            self._corrupt[rows[corrupt]] = True
+            self._core.count(corrupt_found=int(corrupt.sum()))
+            error = errors.ChunkCorruptError(f"{corrupt.sum()} chunks in segment {job.segment} are not what they were")
+            self._core.report(job.segment, error)
+
+    def _give_up(self, row: int) -> None:
+        item = int(self._items[row])
+        if self._corrupt[row]:
+            error: MoonpoolError = errors.ChunkCorruptError(
+                "no copy of the chunk that can be read has its header and digest", hint="compute it, and put it"
+            )
+            self._request.fail(item, error, Outcome.CORRUPT)
+            return
+        error = errors.NodeUnreachableError(
+            "no node that has the chunk can be reached", cause=str(self._failure or ""), retryable=True
+        )
+        self._request.fail(item, error)
+
+    def _late(self, count: int) -> None:
+        self._core.count(gets_late=count)

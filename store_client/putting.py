@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts: start, write, commit; what fails is placed elsewhere in the same call."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from moonpool.errors import MoonpoolError
+from moonpool.proto import pool_pb2 as pb
+from moonpool.store_client import errors
+from moonpool.store_client.packing import (
+    HASH_BYTES,
+    HEADER_BYTES,
+    NO_SEGMENT,
+    Records,
+    extents_of,
+    header_bytes,
+)
+from moonpool.store_client.results import Outcome, Results
+from moonpool.transfer_engine import digest_batch
+
+if TYPE_CHECKING:
+    from moonpool.store_client.core import Core, Job
+    from moonpool.store_client.values import Memory, Piece
+
+__all__ = ["PutRequest", "put"]
+
+_PENDING: Final = 255
+# Between two looks at a chunk that somebody else is writing.
+_LOOK_FIRST: Final = 0.005
+_LOOK_LAST: Final = 0.1
+# Where there is no room but in segments that failed, those are tried again so often.
+_FORGIVE: Final = 0.5
+# Of the time that the master gives for a put, what is left for the commit.
+_FOR_COMMIT: Final = 0.2
+
+
+@dataclass
+class PutRequest:
+    """The arguments of a put, checked."""
+
+    namespace: str
+    hashes: bytes
+    parents: bytes
+    memory: Memory
+    shard: int
+    shards: int
+    replicas: int
+    deadline: float
+    outcomes: npt.NDArray[np.uint8] = field(init=False)
+    errors: dict[int, MoonpoolError] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.outcomes = np.full(self.memory.count, _PENDING, dtype=np.uint8)
+
+    def hashes_of(self, items: npt.NDArray[np.intp]) -> bytes:
+        """Return the packed hashes of some chunks."""
+        return self._rows(self.hashes, items)
+
+    def parents_of(self, items: npt.NDArray[np.intp]) -> bytes:
+        """Return the parents of some chunks, as PutStart takes them."""
+        if not self.parents or len(items) == self.memory.count:
+            return self.parents
+        if len(self.parents) == HASH_BYTES:
+            # Only in one piece can a chain be told by its first parent.
+            self.parents = self.parents + self.hashes[:-HASH_BYTES]
+        return self._rows(self.parents, items)
+
+    def fail(self, item: int, error: MoonpoolError) -> None:
+        """This chunk has failed for good."""
+        error.item = item
+        self.outcomes[item] = Outcome.FAILED
+        self.errors[item] = error
+
+    @staticmethod
+    def _rows(packed: bytes, items: npt.NDArray[np.intp]) -> bytes:
+        rows = np.frombuffer(packed, dtype=np.uint8).reshape(-1, HASH_BYTES)
+        return rows[items].tobytes()
+
+
+def put(core: Core, request: PutRequest) -> Results:
+    """Put a batch. See `StoreClient.put`."""
+    memory = request.memory
+    every = np.arange(memory.count)
+    for rows in memory.pieces(every, memory.lengths, core.settings.batch_chunks, core.piece_bytes(memory)):
+        _Piecewise(core, request, every[rows]).run()
+    outcomes = request.outcomes.tobytes()
+    core.count(
+        puts=outcomes.count(Outcome.OK),
+        puts_already=outcomes.count(Outcome.ALREADY),
+        puts_failed=outcomes.count(Outcome.FAILED),
+    )
+    return Results(outcomes, request.errors)
+
+
+class _Piecewise:
+    """One piece of a put, from its first start to its last commit."""
+
+    def __init__(self, core: Core, request: PutRequest, items: npt.NDArray[np.intp]) -> None:
+        self._core = core
+        self._request = request
+        self._items = items
+        self._pending = np.arange(len(items))  # rows of the piece
+        self._piece: Piece | None = None
+        self._digests: npt.NDArray[np.uint64] = np.empty(0, dtype=np.uint64)
+        self._jobs: list[Job] = []
+        self._look = _LOOK_FIRST
+        # From the first time that there is no room. Until then the master may have been away.
+        self._space_until: float | None = None
+        self._failure: MoonpoolError | None = None  # of a node, the last one
+        self._forgive_at = 0.0
+
+    def run(self) -> None:
+        try:
+            while len(self._pending):
+                if time.monotonic() >= self._request.deadline:
+                    self._out_of_time()
+                    return
+                self._attempt()
+        finally:
+            if self._piece is not None:
+                self._core.give_back(self._piece, self._jobs)
+
+    def _attempt(self) -> None:
+        avoid = self._core.segments.avoided()
+        sent = time.monotonic()
+        rows = self._pending
+        reply = self._start(rows, avoid)
+        statuses = np.frombuffer(reply.statuses, dtype=np.uint8)
+        granted = statuses == pb.OK
+        extents = extents_of(reply.extents, len(rows), max(1, reply.replicas))
+        done = np.zeros(len(rows), dtype=np.bool_)
+        if granted.any():
+            # After begin_ms the master may have this client fenced. A transfer that runs then would be begun again by
+            # its engine over a new connection, so it has to be over.
+            allowed = [reply.deadline_ms / 1000 * (1 - _FOR_COMMIT)]
+            allowed += [reply.begin_ms / 1000] if reply.begin_ms else []
+            deadline = min(self._request.deadline, sent + min(allowed))
+            done[granted] = self._write_and_commit(rows[granted], extents[granted], deadline)
+        done |= self._refused(rows, statuses, granted, reply.retry_after_ms / 1000, avoid)
+        self._pending = rows[~done]
+        if len(self._pending) and not granted.any():
+            self._core.closed.wait(min(self._look, max(0.0, self._request.deadline - time.monotonic())))
+            self._look = min(2 * self._look, _LOOK_LAST)
+
+    def _start(self, rows: npt.NDArray[np.intp], avoid: list[int]) -> Any:
+        request, items = self._request, self._items[rows]
+        lengths = request.memory.lengths[items]
+        one = (lengths == lengths[0]).all()
+        wait = self._core.settings.space_wait
+        if self._space_until is not None:
+            wait = max(0.0, self._space_until - time.monotonic())
+        message = pb.PutStartRequest(
+            session=self._core.session.id,
+            namespace=request.namespace,
+            hashes=request.hashes_of(items),
+            parents=request.parents_of(items),
+            lengths=(lengths[:1] if one else lengths).astype("<u8").tobytes(),
+            shard=request.shard,
+            shards=request.shards,
+            replicas=request.replicas,
+            avoid=avoid,
+            wait_ms=int(wait * 1000),
+        )
+        return self._core.call("PutStart", message, request.deadline)
+
+    # ---------------------------------------------------------------- what was not granted
+
+    def _refused(
+        self,
+        rows: npt.NDArray[np.intp],
+        statuses: npt.NDArray[np.uint8],
+        granted: npt.NDArray[np.bool_],
+        retry_after: float,
+        avoid: list[int],
+    ) -> npt.NDArray[np.bool_]:
+        """Return which rows are done with: they are there already, or never will be."""
+        already = statuses == pb.ALREADY
+        self._request.outcomes[self._items[rows[already]]] = Outcome.ALREADY
+        finished: npt.NDArray[np.bool_] = already.copy()
+        if (granted | already | (statuses == pb.WRITING)).all():
+            return finished
+        if self._space_until is None and (statuses == pb.NO_SPACE).any():
+            # The master has waited for some of it already.
+            self._space_until = time.monotonic() + self._core.settings.space_wait
+        for index in np.flatnonzero(~granted & ~already & (statuses != pb.WRITING)).tolist():
+            status = int(statuses[index])
+            if status == pb.NO_SPACE and self._space_until is not None and time.monotonic() < self._space_until:
+                continue
+            self._request.fail(int(self._items[rows[index]]), self._refusal(status, retry_after))
+            finished[index] = True
+        if avoid and time.monotonic() >= self._forgive_at:
+            # The segments that are avoided may be the only ones with room, and well again.
+            self._forgive_at = time.monotonic() + _FORGIVE
+            self._core.segments.forgive(avoid)
+        return finished
+
+    def _refusal(self, status: int, retry_after: float) -> MoonpoolError:
+        if status == pb.NO_SPACE:
+            if self._failure is not None:
+                return errors.NodeUnreachableError(
+                    "no node that could take the chunk can be reached", cause=str(self._failure), retryable=True
+                )
+            return errors.NoSpaceError(
+                "there is no room in the pool, and eviction made none in time",
+                retry_after=retry_after,
+                retryable=True,
+                hint=f"again after {retry_after:g}s, more nodes, or fewer pins",
+            )
+        if status == pb.CONFLICT:
+            return errors.ChunkConflictError(
+                "the chunk is there with another length or number of shards", hint="a hash that covers all of the value"
+            )
+        if status == pb.CHUNKS_MAX:
+            return errors.IndexFullError("the master's index is full", retryable=True, hint="a larger chunks_max")
+        if status == pb.TOO_LARGE:
+            return errors.ChunkTooLargeError("the chunk is larger than every segment", hint="larger nodes")
+        if status == pb.INVALID:
+            return errors.StoreArgumentError("the master refused the chunk", hint="shard < shards, a value of 1 byte")
+        return errors.MasterError(f"the master answered {status} to a put", code="UNKNOWN_STATUS")
+
+    def _out_of_time(self) -> None:
+        for item in self._items[self._pending].tolist():
+            error: MoonpoolError
+            if self._failure is not None:
+                error = errors.NodeUnreachableError(
+                    "no node took the chunk in time", cause=str(self._failure), retryable=True
+                )
+            else:
+                error = errors.ChunkBusyError(
+                    "the chunk was being written by somebody else until the time was over", retryable=True
+                )
+            self._request.fail(item, error)
+
+    # ---------------------------------------------------------------- what was granted
+
+    def _prepared(self) -> Piece:
+        if self._piece is None:
+            memory, staging = self._request.memory, self._core.staging
+            lengths = memory.lengths[self._items]
+            piece = self._piece = memory.place(staging, self._items, lengths, self._request.deadline)
+            memory.load(staging, piece)
+            place = piece.place
+            self._digests = np.frombuffer(digest_batch(place.region, place.offsets, place.lengths), dtype="<u8")
+        return self._piece
+
+    def _write_and_commit(self, rows: npt.NDArray[np.intp], extents: Records, deadline: float) -> npt.NDArray[np.bool_]:
+        generations = extents["generation"].max(axis=1)
+        try:
+            written, settled = self._write(rows, extents, deadline)
+        except BaseException:
+            # No room in staging, Ctrl-C, or the client is being closed.
+            self._abort(rows, generations, settled=not any(job.unsettled for job in self._jobs))
+            raise
+        good = written != 0
+        done = np.zeros(len(rows), dtype=np.bool_)
+        if not good.all():
+            self._abort(rows[~good], generations[~good], settled)
+        if good.any():
+            full = (1 << (extents["segment"] != NO_SEGMENT).sum(axis=1)) - 1
+            done[good] = self._commit(rows[good], generations[good], written[good], full[good])
+        return done
+
+    def _write(
+        self, rows: npt.NDArray[np.intp], extents: Records, deadline: float
+    ) -> tuple[npt.NDArray[np.uint8], bool]:
+        """Write all replicas. Returns (a bit for each that is in place; whether nothing can write any more)."""
+        core, place = self._core, self._prepared().place
+        first = extents.copy()[:, 0]
+        first["generation"] = extents["generation"].max(axis=1)
+        first["length"] = extents["length"].max(axis=1)
+        if (first["length"] != place.lengths[rows]).any():
+            raise errors.MasterError("the master gave room of another length than was asked for")
+        hashes = self._request.hashes_of(self._items[rows])
+        headers = header_bytes(first, self._digests[rows], hashes, self._request.shard)
+        core.staging.bytes[place.header_offsets[rows][:, None] + np.arange(HEADER_BYTES)] = headers
+        # All replicas at once: they are different segments, mostly on different hosts.
+        which, replica = np.nonzero(extents["segment"] != NO_SEGMENT)
+        jobs = core.start_moves("write", place, rows[which], extents[which, replica], 0, deadline, False, self._jobs)
+        written = np.zeros(len(rows), dtype=np.uint8)
+        settled = True
+        for job in jobs:
+            moved = job.finish(core.settle_seconds(place))
+            good = job.rows[moved.good]
+            np.bitwise_or.at(written, which[good], (1 << replica[good]).astype(np.uint8))
+            settled &= moved.settled
+            if job.error is not None:
+                self._failure = job.error
+                if job.blamed:
+                    core.failed(job.segment, job.error)
+        return written, settled
+
+    def _commit(
+        self,
+        rows: npt.NDArray[np.intp],
+        generations: npt.NDArray[np.uint64],
+        written: npt.NDArray[np.uint8],
+        full: npt.NDArray[Any],
+    ) -> npt.NDArray[np.bool_]:
+        request, items = self._request, self._items[rows]
+        message = pb.PutCommitRequest(
+            session=self._core.session.id,
+            namespace=request.namespace,
+            hashes=request.hashes_of(items),
+            generations=generations.astype("<u8").tobytes(),
+            shard=request.shard,
+            written=b"" if (written == full).all() else written.tobytes(),
+        )
+        # The time may be over: the bytes are there, so a moment more is well spent.
+        deadline = max(request.deadline, time.monotonic() + 1.0)
+        reply = self._core.call("PutCommit", message, deadline)
+        statuses = np.frombuffer(reply.statuses, dtype=np.uint8)
+        # ALREADY: committed under this very generation, by an attempt of this call whose answer was lost.
+        done: npt.NDArray[np.bool_] = (statuses == pb.OK) | (statuses == pb.ALREADY)
+        request.outcomes[items[done]] = Outcome.OK
+        for index in np.flatnonzero(statuses == pb.CONFLICT).tolist():
+            request.fail(int(items[index]), self._refusal(pb.CONFLICT, 0.0))
+            done[index] = True
+        return done
+
+    def _abort(self, rows: npt.NDArray[np.intp], generations: npt.NDArray[np.uint64], settled: bool) -> None:
+        message = pb.PutAbortRequest(
+            session=self._core.session.id,
+            namespace=self._request.namespace,
+            hashes=self._request.hashes_of(self._items[rows]),
+            generations=generations.astype("<u8").tobytes(),
+            shard=self._request.shard,
+            settled=settled,
+        )
+        try:
+            self._core.call("PutAbort", message, max(self._request.deadline, time.monotonic() + 1.0))
+        except MoonpoolError as error:
+            # The master gives it up by itself when its time is over, and has the nodes fence this client.
+            self._failure = self._failure or error

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls to the master: retried while it does not answer, and every reply looked at for another master."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+
+from moonpool.errors import MoonpoolError
+from moonpool.proto import pool_pb2 as pb
+from moonpool.proto import pool_pb2_grpc
+from moonpool.proto.auth import channel
+from moonpool.proto.errors import CallDeadlineError, MasterClosedError, MasterUnavailableError, from_rpc_error
+from moonpool.store_client.errors import ClientClosedError
+
+__all__ = ["MasterIdentity", "MasterLink"]
+
+_log = logging.getLogger("moonpool.store_client")
+# Between two attempts of a call: from the first to the last, doubled each time, with up to a half of jitter.
+_BACKOFF_FIRST: Final = 0.01
+_BACKOFF_LAST: Final = 0.5
+# One attempt may take so long before another is made: a connection can be dead without anybody noticing.
+_ATTEMPT_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True)
+class MasterIdentity:
+    """Which master answered last.
+
+    Attributes:
+        cluster_id: 32 hexadecimal digits.
+        boot_id: another one after every start of a master.
+        epoch: of the leader; grows.
+    """
+
+    cluster_id: str
+    boot_id: str
+    epoch: int
+
+
+class MasterLink:
+    """A channel to the master. Thread-safe."""
+
+    def __init__(self, address: str, secret: bytes | None) -> None:
+        self.address = address
+        self._channel = channel(address, secret)
+        self.stub: Any = pool_pb2_grpc.PoolStub(self._channel)  # type: ignore[no-untyped-call]  # generated
+        self._lock = threading.Lock()
+        self._identity: MasterIdentity | None = None
+        self._closed = threading.Event()
+        self.retries = 0
+        self.restarts_seen = 0
+
+    @property
+    def identity(self) -> MasterIdentity | None:
+        """Which master answered last; None before the first answer."""
+        return self._identity
+
+    def call(self, method: str, request: Any, deadline: float) -> Any:
+        """Call the master and return its reply. Every call of this protocol may be made again.
+
+        Args:
+            method: its name in the service.
+            request: its message.
+            deadline: of `time.monotonic`; until then it is tried again while the master does not answer.
+
+        Raises:
+            MasterUnavailableError: no answer in time.
+            ClientClosedError: the client was closed.
+            MoonpoolError: the master refused; the code is its own.
+        """
+        delay = _BACKOFF_FIRST
+        while True:
+            if self._closed.is_set():
+                raise ClientClosedError("the client is closed")
+            remaining = deadline - time.monotonic()
+            try:
+                reply = getattr(self.stub, method)(
+                    request, timeout=max(0.001, min(remaining, _ATTEMPT_SECONDS)), wait_for_ready=True
+                )
+            except grpc.RpcError as error:
+                failure = self._failure(method, error)
+                if not isinstance(failure, MasterUnavailableError) or deadline - time.monotonic() <= delay:
+                    raise failure from error
+            except ValueError as error:  # the channel was closed by another thread
+                raise ClientClosedError("the client is closed", cause=str(error)) from error
+            else:
+                self.noticed(reply.header)
+                return reply
+            self.retries += 1
+            self._closed.wait(delay * random.uniform(0.5, 1.0))
+            delay = min(2 * delay, _BACKOFF_LAST)
+
+    def noticed(self, header: pb.Header) -> None:
+        """Remember who answered."""
+        identity = MasterIdentity(header.cluster_id.hex(), header.boot_id.hex(), header.epoch)
+        with self._lock:
+            before, self._identity = self._identity, identity
+        if before is None or before == identity:
+            return
+        self.restarts_seen += 1
+        _log.warning("master %s: %s answers now, before it was %s", self.address, identity, before)
+
+    def refuse(self) -> None:
+        """Refuse further calls."""
+        self._closed.set()
+
+    def close(self) -> None:
+        """Refuse further calls, and end those that run."""
+        self._closed.set()
+        self._channel.close()
+
+    def _failure(self, method: str, error: grpc.RpcError) -> MoonpoolError:
+        if self._closed.is_set():
+            return ClientClosedError("the client is closed")
+        failure = from_rpc_error(error, f"{method} failed", self.address)
+        if isinstance(failure, (CallDeadlineError, MasterClosedError)):
+            return MasterUnavailableError(
+                failure.message, peer=failure.peer, cause=failure.cause, retryable=True, hint=failure.hint
+            )
+        return failure

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The session with the master: one stream of heartbeats on a thread of its own, from the start to the end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import grpc
+
+from moonpool.errors import MoonpoolError
+from moonpool.proto import pool_pb2 as pb
+from moonpool.proto.errors import AuthenticationError, MasterUnavailableError, from_rpc_error
+from moonpool.store_client.rpc import MasterLink
+
+__all__ = ["Session"]
+
+_log = logging.getLogger("moonpool.store_client")
+_BACKOFF_FIRST: Final = 0.05
+_BACKOFF_LAST: Final = 1.0
+# Before the master has said how often it wants to hear from us.
+_INTERVAL_FIRST: Final = 0.5
+_GOODBYE_SECONDS: Final = 0.5
+# Between two looks at whether the master has refused for good.
+_LOOK: Final = 0.02
+
+
+class Session:
+    """Keeps a session open and opens it again, with the same id, whenever the stream breaks.
+
+    Args:
+        link: to the master.
+        kind: `pb.CLIENT` or `pb.NODE`.
+        name: for people.
+        host_id: what tells hosts apart.
+        incarnation: of the transfer engine, 32 hexadecimal digits.
+        on_welcome: called on the session's thread after each Welcome. An exception ends the stream, which is opened
+            again.
+        on_fence: called on the session's thread; returns when the incarnation, given in hexadecimal, is cut off.
+    """
+
+    def __init__(
+        self,
+        link: MasterLink,
+        kind: pb.SessionKind,
+        name: str,
+        host_id: str,
+        incarnation: str,
+        *,
+        on_welcome: Callable[[Session], None] | None = None,
+        on_fence: Callable[[str], None] | None = None,
+    ) -> None:
+        self.id = os.urandom(16)
+        self._link = link
+        self._hello = pb.Hello(
+            session=self.id, kind=kind, name=name, host_id=host_id, incarnation=bytes.fromhex(incarnation)
+        )
+        self._on_welcome = on_welcome
+        self._on_fence = on_fence
+        self._lock = threading.Lock()
+        self._pins: dict[int, pb.HeldPin] = {}
+        self._outbox: queue.SimpleQueue[pb.HeartbeatRequest | None] = queue.SimpleQueue()
+        self._interval = _INTERVAL_FIRST
+        self._timeout = 10.0
+        self._heard = time.monotonic()
+        self._call: Any = None
+        self._welcome = threading.Event()
+        self._closing = threading.Event()
+        self._failure: str = "no answer yet"
+        self._refusal: MoonpoolError | None = None
+        self.opened = 0
+        self._thread = threading.Thread(target=self._run, name=f"moonpool-session-{name}", daemon=True)
+        self._thread.start()
+
+    # ---------------------------------------------------------------- for the owner
+
+    def wait(self, timeout: float) -> None:
+        """Wait until the master has opened the session.
+
+        Raises:
+            AuthenticationError: master and client do not have the same secret.
+            MasterUnavailableError: not in time.
+        """
+        deadline = time.monotonic() + timeout
+        while not self._welcome.wait(min(_LOOK, max(0.0, deadline - time.monotonic()))):
+            if isinstance(self._refusal, AuthenticationError):
+                raise self._refusal
+            if time.monotonic() < deadline:
+                continue
+            raise MasterUnavailableError(
+                f"no session with the master within {timeout:g}s",
+                peer=self._link.address,
+                cause=self._failure,
+                retryable=True,
+                hint="whether `moonpool master` runs at this address, with the same secret",
+            )
+
+    @property
+    def alive(self) -> bool:
+        """Whether the stream is open now."""
+        return self._welcome.is_set()
+
+    def hold(self, pin: int, namespace: str, hashes: bytes) -> None:
+        """Name this pin to every master that does not know of it."""
+        with self._lock:
+            self._pins[pin] = pb.HeldPin(pin=pin, namespace=namespace, hashes=hashes)
+
+    def let_go(self, pin: int) -> bool:
+        """Forget a pin. False: it was not held."""
+        with self._lock:
+            return self._pins.pop(pin, None) is not None
+
+    def close(self) -> None:
+        """Say goodbye, as far as there is somebody to hear it, and end the thread."""
+        self._closing.set()
+        self._outbox.put(pb.HeartbeatRequest(goodbye=pb.Goodbye()))
+        self._outbox.put(None)
+        self._thread.join(_GOODBYE_SECONDS)
+        if self._thread.is_alive():
+            self._link.close()
+            self._thread.join()
+
+    # ---------------------------------------------------------------- the thread
+
+    def _run(self) -> None:
+        delay = _BACKOFF_FIRST
+        while not self._closing.is_set():
+            welcomes = self.opened
+            try:
+                self._stream()
+                self._failure = "the master ended the stream"
+            except grpc.RpcError as error:
+                self._refusal = from_rpc_error(error, "the session could not be kept open", self._link.address)
+                self._failure = str(self._refusal)
+            except Exception as error:  # noqa: BLE001 - whatever the owner's callback met, the session goes on
+                self._failure = f"{type(error).__name__}: {error}"
+                _log.warning("session with %s: %s", self._link.address, self._failure)
+            self._welcome.clear()
+            if self._closing.is_set():
+                return
+            _log.info("session with %s is opened again: %s", self._link.address, self._failure)
+            delay = _BACKOFF_FIRST if self.opened != welcomes else min(2 * delay, _BACKOFF_LAST)
+            self._closing.wait(delay * random.uniform(0.5, 1.0))
+
+    def _stream(self) -> None:
+        outbox: queue.SimpleQueue[pb.HeartbeatRequest | None] = queue.SimpleQueue()
+        with self._lock:
+            hello = pb.Hello()
+            hello.CopyFrom(self._hello)
+            hello.pins.extend(self._pins.values())
+        outbox.put(pb.HeartbeatRequest(hello=hello))
+        self._outbox = outbox
+        if self._closing.is_set():  # close() may have put its goodbye into the queue before this one
+            return
+        self._heard = time.monotonic()
+        replies = self._link.stub.Heartbeat(self._requests(outbox))
+        self._call = replies
+        try:
+            for reply in replies:
+                self._heard = time.monotonic()
+                self._link.noticed(reply.header)
+                self._take(reply, outbox)
+        finally:
+            replies.cancel()
+            outbox.put(None)
+
+    def _requests(self, outbox: queue.SimpleQueue[pb.HeartbeatRequest | None]) -> Iterator[pb.HeartbeatRequest]:
+        # Runs on a thread of gRPC, which ends with the stream.
+        while True:
+            request: pb.HeartbeatRequest | None
+            try:
+                request = outbox.get(timeout=self._interval)
+            except queue.Empty:
+                request = pb.HeartbeatRequest()
+                if time.monotonic() - self._heard > self._timeout and self._call is not None:
+                    # Every message is answered. A host that went away without a word would hold the stream for ever.
+                    self._failure = f"the master has not answered for {self._timeout:g}s"
+                    self._call.cancel()
+            if request is None:
+                return
+            yield request
+
+    def _take(self, reply: pb.HeartbeatReply, outbox: queue.SimpleQueue[pb.HeartbeatRequest | None]) -> None:
+        kind = reply.WhichOneof("kind")
+        if kind == "welcome":
+            self._interval = max(0.01, reply.welcome.interval_ms / 1000)
+            self._timeout = max(3 * self._interval, reply.welcome.session_timeout_ms / 1000)
+            if self._on_welcome is not None:
+                self._on_welcome(self)
+            self.opened += 1
+            self._welcome.set()
+        elif kind == "fence" and self._on_fence is not None:
+            self._on_fence(reply.fence.incarnation.hex())
+            outbox.put(pb.HeartbeatRequest(fence_done=pb.FenceDone(fence=reply.fence.fence)))

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the bytes of a batch come from or go to: registered memory as it is, or anything else through staging."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from moonpool.store_client.errors import ChunkRangeError, StoreArgumentError
+from moonpool.store_client.moves import Place
+from moonpool.store_client.packing import HEADER_BYTES, Int64s, numbers
+from moonpool.store_client.staging import ALIGN, Slice, StagingArea
+from moonpool.transfer_engine import Region, TransferEngine
+
+__all__ = ["Buffers", "Memory", "Piece", "Registered", "destinations_of", "values_of"]
+
+#: (region, offsets, lengths), or a buffer for each chunk.
+Values: TypeAlias = "tuple[Region, Any, Any] | Sequence[Any] | npt.NDArray[Any]"
+
+
+class Piece:
+    """Chunks of a batch that are moved together.
+
+    Attributes:
+        items: which chunks of the batch, in order.
+        place: where they lie, a row for each.
+        slice_: of the staging area, with the headers and perhaps the payloads.
+        region: registered for this piece alone, to be released after it; or None.
+    """
+
+    __slots__ = ("items", "place", "region", "slice_")
+
+    def __init__(self, items: npt.NDArray[np.intp], place: Place, slice_: Slice, region: Region | None = None) -> None:
+        self.items = items
+        self.place = place
+        self.slice_ = slice_
+        self.region = region
+
+
+class Memory:
+    """What all forms have in common."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    #: Bytes of each chunk: of a value, or what fits into a destination; -1: as many as there are.
+    lengths: Int64s
+
+    def pieces(
+        self, items: npt.NDArray[np.intp], lengths: Int64s, chunks_max: int, bytes_max: int
+    ) -> Iterator[npt.NDArray[np.intp]]:
+        """Yield the positions in `items`, cut so that each piece has a bounded number of chunks and bytes."""
+        cost = np.cumsum(self.cost(lengths))
+        start = 0
+        while start < len(items):
+            before = cost[start - 1] if start else 0
+            stop = int(np.searchsorted(cost, before + bytes_max, side="right"))
+            stop = min(max(stop, start + 1), start + chunks_max)
+            yield np.arange(start, min(stop, len(items)))
+            start = stop
+
+    def cost(self, lengths: Int64s) -> Int64s:
+        """Return the bytes that count against `bytes_max` of `pieces`."""
+        raise NotImplementedError
+
+    def place(self, staging: StagingArea, items: npt.NDArray[np.intp], lengths: Int64s, deadline: float) -> Piece:
+        """Find room for these chunks."""
+        raise NotImplementedError
+
+    def value(self, item: int) -> memoryview:
+        """Return the bytes of one value."""
+        raise NotImplementedError
+
+    def load(self, staging: StagingArea, piece: Piece) -> None:
+        """Bring the values to the place of the piece, if they are not there."""
+
+    def deliver(self, staging: StagingArea, piece: Piece, rows: npt.NDArray[np.intp]) -> None:
+        """Bring verified chunks from the place of the piece to where they are wanted, if they are not there."""
+
+
+class Registered(Memory):
+    """Ranges of a registered region: nothing is copied, headers alone are staged."""
+
+    def __init__(self, region: Region, offsets: Int64s, lengths: Int64s) -> None:
+        super().__init__(len(offsets))
+        self.region = region
+        self.offsets = offsets
+        self.lengths = lengths
+
+    def cost(self, lengths: Int64s) -> Int64s:
+        """See `Memory`."""
+        return lengths
+
+    def value(self, item: int) -> memoryview:
+        """See `Memory`."""
+        start = int(self.offsets[item])
+        return memoryview(self.region).cast("B")[start : start + int(self.lengths[item])]
+
+    def place(self, staging: StagingArea, items: npt.NDArray[np.intp], lengths: Int64s, deadline: float) -> Piece:
+        """See `Memory`."""
+        slice_ = staging.take(len(items) * HEADER_BYTES, deadline)
+        headers = slice_.offset + HEADER_BYTES * np.arange(len(items), dtype=np.int64)
+        return Piece(
+            items, Place(self.region, self.offsets[items], lengths, staging.region, headers, joined=False), slice_
+        )
+
+
+class Buffers(Memory):
+    """A buffer for each chunk. None: its bytes are made when they have come, see `taken`."""
+
+    def __init__(self, engine: TransferEngine, views: list[memoryview | None], *, makes: bool = False) -> None:
+        super().__init__(len(views))
+        self.makes = makes
+        self._engine = engine
+        self.views = views
+        self.lengths = np.fromiter((-1 if view is None else view.nbytes for view in views), np.int64, len(views))
+        self.taken: list[bytes | None] = [None] * len(views)
+
+    def cost(self, lengths: Int64s) -> Int64s:
+        """See `Memory`."""
+        return _stride(lengths)
+
+    def value(self, item: int) -> memoryview:
+        """See `Memory`."""
+        return self.views[item] or _EMPTY
+
+    def place(self, staging: StagingArea, items: npt.NDArray[np.intp], lengths: Int64s, deadline: float) -> Piece:
+        """See `Memory`."""
+        strides = _stride(lengths)
+        total = int(strides.sum())
+        if total > staging.nbytes:
+            return self._alone(staging, items, lengths, deadline)
+        slice_ = staging.take(total, deadline)
+        headers = slice_.offset + np.cumsum(strides) - strides
+        place = Place(staging.region, headers + HEADER_BYTES, lengths, staging.region, headers, joined=True)
+        return Piece(items, place, slice_)
+
+    def load(self, staging: StagingArea, piece: Piece) -> None:
+        """See `Memory`."""
+        if piece.region is not None:
+            return
+        target = memoryview(staging.region).cast("B")
+        offsets = piece.place.offsets.tolist()
+        for item, offset in zip(piece.items.tolist(), offsets, strict=True):
+            view = self.views[item]
+            if view is not None:
+                target[offset : offset + view.nbytes] = view
+
+    def deliver(self, staging: StagingArea, piece: Piece, rows: npt.NDArray[np.intp]) -> None:
+        """See `Memory`."""
+        source = memoryview(piece.place.region).cast("B")
+        offsets, lengths = piece.place.offsets[rows].tolist(), piece.place.lengths[rows].tolist()
+        for item, offset, length in zip(piece.items[rows].tolist(), offsets, lengths, strict=True):
+            view = self.views[item]
+            if view is None:
+                self.taken[item] = bytes(source[offset : offset + length])
+            elif piece.region is None:
+                view[:length] = source[offset : offset + length]
+
+    def _alone(self, staging: StagingArea, items: npt.NDArray[np.intp], lengths: Int64s, deadline: float) -> Piece:
+        # Larger than all of the staging area, so it is alone: its own memory is registered for as long as it takes.
+        assert len(items) == 1
+        view = self.views[int(items[0])]
+        length = int(lengths[0])
+        if view is None:
+            region = self._engine.allocate(length)
+        else:
+            region = self._engine.register(view, writable=not view.readonly)
+        try:
+            slice_ = staging.take(HEADER_BYTES, deadline)
+        except BaseException:
+            region.release()
+            raise
+        headers = np.array([slice_.offset], dtype=np.int64)
+        place = Place(region, np.zeros(1, dtype=np.int64), lengths, staging.region, headers, joined=False)
+        return Piece(items, place, slice_, region)
+
+
+_EMPTY: Final = memoryview(b"")
+
+
+def values_of(engine: TransferEngine, values: Any, count: int) -> Memory:
+    """Return the values of a put.
+
+    Raises:
+        StoreArgumentError: there is not one for each of `count` chunks, or one has no bytes.
+    """
+    memory = _memory_of(engine, values, count, writable=False, what="values")
+    if count and int(memory.lengths.min()) < 1:
+        raise StoreArgumentError("a value is empty", item=int(memory.lengths.argmin()), hint="at least 1 byte")
+    return memory
+
+
+def destinations_of(engine: TransferEngine, destinations: Any, count: int) -> Memory:
+    """Return the destinations of a get; None: bytes are made."""
+    if destinations is None:
+        return Buffers(engine, [None] * count, makes=True)
+    return _memory_of(engine, destinations, count, writable=True, what="destinations")
+
+
+def _memory_of(engine: TransferEngine, given: Any, count: int, *, writable: bool, what: str) -> Memory:
+    if isinstance(given, tuple) and len(given) == 3 and isinstance(given[0], Region):
+        region, offsets, lengths = given
+        ranges = numbers(offsets, count, f"offsets of {what}"), numbers(lengths, count, f"lengths of {what}")
+        wrong = (ranges[0] < 0) | (ranges[1] < 0) | (ranges[0] > region.nbytes - ranges[1])
+        if wrong.any():
+            item = int(wrong.argmax())
+            raise ChunkRangeError(f"{what}: a range is not inside the region of {region.nbytes} bytes", item=item)
+        return Registered(region, *ranges)
+    try:
+        buffers = list(given)
+        views = [_view_of(one, writable, what, index) for index, one in enumerate(buffers)]
+    except TypeError as cause:
+        raise StoreArgumentError(
+            f"{what} is a {type(given).__name__}",
+            cause=str(cause),
+            hint="a buffer for each chunk, or (region, offsets, lengths)",
+        ) from cause
+    if len(views) != count:
+        raise StoreArgumentError(f"{len(views)} {what} were given for {count} chunks", hint="one for each")
+    return Buffers(engine, list(views))
+
+
+def _view_of(one: Any, writable: bool, what: str, index: int) -> memoryview:
+    try:
+        view = memoryview(one)
+    except TypeError:
+        # numpy exports no buffer for some of its own types (bfloat16), but has the bytes.
+        if not isinstance(one, np.ndarray) or not one.flags.c_contiguous:
+            raise
+        view = memoryview(one.reshape(-1).view(np.uint8).data)
+    if writable and view.readonly:
+        raise StoreArgumentError(f"{what}: a buffer is read-only", item=index, hint="a bytearray or an array")
+    if not view.c_contiguous:
+        raise StoreArgumentError(f"{what}: a buffer is not contiguous", item=index, hint="a contiguous copy")
+    return view.cast("B") if view.nbytes else _EMPTY
+
+
+def _stride(lengths: Int64s) -> Int64s:
+    return -(-(lengths + HEADER_BYTES) // ALIGN) * ALIGN

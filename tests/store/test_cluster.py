@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cluster for notebooks ends with whoever started it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from engine_testing.leaks import eventually, nothing_left_behind
+from store_testing import key
+
+import moonpool
+from moonpool.cluster import ClusterError, local_cluster
+
+_STARTED = """
+import sys, time
+import moonpool
+with moonpool.local_cluster(nodes=1, dram="16MiB") as cluster:
+    print(*[process.popen.pid for process in [cluster._master, *cluster._nodes]], flush=True)
+    time.sleep(300)
+"""
+
+
+def gone(pid: int) -> bool:
+    # A process that nobody has reaped yet is a zombie, and as good as gone.
+    try:
+        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def test_it_is_there_at_once_and_leaves_nothing() -> None:
+    with local_cluster(nodes=0):
+        pass  # what gRPC makes once per process
+    with nothing_left_behind(), moonpool.local_cluster(nodes=1, dram="16MiB") as cluster:
+        pids = [process.popen.pid for process in [cluster._master, *cluster._nodes] if process is not None]
+        client = cluster.client()
+        client.put("a", [key(0)], [b"x"]).require()
+        assert client.get("a", [key(0)])[0] == b"x"
+    assert all(gone(pid) for pid in pids)
+
+
+def test_it_ends_with_its_parent() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", _STARTED], stdout=subprocess.PIPE, text=True, env=environment
+    ) as parent:
+        assert parent.stdout is not None
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(pids) == 2
+        assert not any(gone(pid) for pid in pids)
+        parent.kill()
+    assert eventually(lambda: all(gone(pid) for pid in pids), 60)
+
+
+def test_a_process_that_does_not_start_says_why() -> None:
+    with (
+        nothing_left_behind(),
+        pytest.raises(ClusterError, match="NO_SUCH_SETTING"),
+        local_cluster(nodes=0, master_options={"no_such_setting": "1"}),
+    ):
+        pytest.fail("it started")
+    with pytest.raises(ClusterError, match="node 0"), local_cluster(nodes=1, dram="3 bytes"):
+        pytest.fail("it started")
+
+
+def test_the_base_package_stays_light() -> None:
+    code = "import sys, moonpool; print([name for name in ('grpc', 'numpy', 'subprocess') if name in sys.modules])"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+    assert callable(moonpool.local_cluster)
+    with pytest.raises(AttributeError):
+        moonpool.no_such_thing  # noqa: B018

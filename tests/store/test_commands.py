@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands for people who look after a pool."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from click.testing import CliRunner
+from engine_testing.leaks import eventually
+from store_testing import key, keys
+
+from moonpool.cli import cli
+from moonpool.cluster import LocalCluster, local_cluster
+from moonpool.store_client import StoreClient
+
+
+@pytest.fixture
+def run(shared_cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> CliRunner:
+    monkeypatch.setenv("MOONPOOL_STORE_CLIENT_SECRET", shared_cluster.secret)
+    monkeypatch.setenv("MOONPOOL_STORE_CLIENT_MASTER", shared_cluster.master)
+    return CliRunner()
+
+
+def output(run: CliRunner, *arguments: str, status: int = 0) -> str:
+    done = run.invoke(cli, arguments)
+    assert done.exit_code == status, done.output
+    return done.output
+
+
+def test_status_shows_segments_and_how_full_they_are(run: CliRunner, client: StoreClient, namespace: str) -> None:
+    client.put(namespace, keys(10, namespace), [b"x" * 10_000] * 10).require()
+    shown = output(run, "status")
+    assert "node-0" in shown
+    assert "node-1" in shown
+    assert "░" in shown
+    assert "256MiB" in shown
+    assert "hit rate" in shown
+    assert "healthy" in shown
+    found = json.loads(output(run, "status", "--json"))
+    assert {segment["node"] for segment in found["segments"]} == {"node-0", "node-1"}
+    assert sum(segment["chunks"] for segment in found["segments"]) >= 10
+    assert found["stats"]
+
+
+def test_ls_lists_segments(run: CliRunner, client: StoreClient) -> None:
+    assert "active" in output(run, "ls")
+    listed = json.loads(output(run, "ls", "--json"))
+    assert {segment["segment"] for segment in listed} == {segment.segment for segment in client.segments()}
+    assert all(segment["state"] == "active" and segment["capacity_bytes"] == 256 << 20 for segment in listed)
+
+
+def test_rm_removes_chunks(run: CliRunner, client: StoreClient, namespace: str) -> None:
+    chain = keys(6, namespace)
+    client.put(namespace, chain, [b"x"] * 6, parents=bytes(32)).require()
+    assert "1 removed" in output(run, "rm", namespace, chain[5].hex())
+    assert "were not there" in output(run, "rm", namespace, chain[5].hex(), key("never").hex())
+    assert "3 removed" in output(run, "rm", "--prefix", namespace, chain[2].hex())
+    assert client.exists(namespace, chain).tolist() == [True, True, False, False, False, False]
+    with client.pin(namespace, chain[:1]):
+        assert "pinned" in output(run, "rm", namespace, chain[0].hex(), status=1)
+    assert "hexadecimal" in output(run, "rm", namespace, "12", status=2)
+
+
+def test_drain_and_back() -> None:
+    with local_cluster(nodes=2, dram="16MiB") as cluster, cluster.client() as client:
+        run = CliRunner(
+            env={"MOONPOOL_STORE_CLIENT_SECRET": cluster.secret, "MOONPOOL_STORE_CLIENT_MASTER": cluster.master}
+        )
+        number = next(segment.segment for segment in client.segments() if segment.node == "node-1")
+        assert "draining" in output(run, "drain", str(number))
+        assert "draining" in output(run, "ls")
+        client.put("a", keys(50), [b"x" * 1000] * 50).require()
+        by_number = {segment.segment: segment for segment in client.segments()}
+        assert by_number[number].chunks == 0
+        assert "used again" in output(run, "drain", "--undo", str(number))
+        assert "draining" not in output(run, "ls")
+
+
+def test_pin_holds_until_it_is_told(shared_cluster: LocalCluster, client: StoreClient, namespace: str) -> None:
+    hash_ = key(namespace)
+    client.put(namespace, [hash_], [b"x"]).require()
+    environment = shared_cluster._environment("STORE_CLIENT", {"master": shared_cluster.master})
+    command = [sys.executable, "-m", "moonpool.cli", "pin", namespace, hash_.hex()]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "1 of 1" in process.stdout.readline()
+        assert not client.remove(namespace, [hash_]).ok
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    assert eventually(lambda: client.remove(namespace, [hash_]).ok, 30)
+
+
+def test_a_master_that_is_not_there_is_one_line() -> None:
+    begin = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "moonpool.cli", "ls", "--master", "127.0.0.1:9", "--timeout", "300ms"],
+        env={"PYTHONPATH": ":".join(path for path in sys.path if path), "PATH": ""},
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 3
+    assert done.stderr.count("\n") == 1
+    assert "127.0.0.1:9" in done.stderr
+    assert time.monotonic() - begin < 60

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A get that outlives its lease gives nothing, least of all other bytes (case M3)."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from store_testing import content, key, keys
+
+from moonpool.cluster import LocalCluster, local_cluster
+from moonpool.store_client import Outcome
+from moonpool.transfer_engine.testing import Faults, FaultyEngine
+
+LEASE = 0.05
+
+
+def slow_engine(secret: str, seconds: float) -> FaultyEngine:
+    return FaultyEngine(
+        Faults(delay=1.0, delay_seconds=seconds), listen=None, secret=secret.encode(), connect_timeout=5.0
+    )
+
+
+def test_late_bytes_are_a_miss(shared_cluster: LocalCluster, namespace: str) -> None:
+    hash_ = key(namespace)
+    with slow_engine(shared_cluster.secret, 0.0) as engine, shared_cluster.client(engine=engine) as client:
+        client.put(namespace, [hash_], [content(hash_, 10_000)]).require()
+        assert client.get(namespace, [hash_], lease=5.0).ok
+        engine.set_faults(Faults(delay=1.0, delay_seconds=4 * LEASE))
+        late = client.get(namespace, [hash_], lease=LEASE)
+        assert late.outcomes == bytes([Outcome.MISS])
+        assert late[0] is None
+        assert client.stats()["gets_late"] >= 1
+        engine.set_faults(Faults())
+        assert client.get(namespace, [hash_], lease=5.0)[0] == content(hash_, 10_000)
+
+
+@pytest.mark.parametrize("registered", [False, True])
+def test_space_is_used_again_under_a_slow_reader(registered: bool) -> None:
+    size, many = 64 << 10, 400
+    options = {"lease_max": "50ms"}
+    with local_cluster(nodes=1, dram="4MiB", master_options=options) as cluster:
+        writer = cluster.client()
+        stop = threading.Event()
+
+        def overwrite() -> None:
+            # 64 chunks fit, so each is evicted soon, and its space is somebody else's.
+            for round_ in range(1_000_000):
+                hashes = [key(round_ % (many // 8), index) for index in range(8)]
+                writer.put("a", hashes, [content(hash_, size) for hash_ in hashes])
+                if stop.is_set():
+                    return
+
+        thread = threading.Thread(target=overwrite)
+        thread.start()
+        try:
+            outcomes = b""
+            with slow_engine(cluster.secret, 0.0) as engine, cluster.client(engine=engine, lease=LEASE) as reader:
+                engine.set_faults(Faults(seed=3, delay=0.7, delay_seconds=(0.0, 3 * LEASE)))
+                room = reader.allocate(4 * size)
+                for round_ in range(60):
+                    hashes = [key(round_ % (many // 8), index) for index in range(4)]
+                    if registered:
+                        found = reader.get_into("a", hashes, (room, [0, size, 2 * size, 3 * size], size))
+                        values = [bytes(memoryview(room).cast("B")[i * size : (i + 1) * size]) for i in range(4)]
+                    else:
+                        found = reader.get("a", hashes)
+                        values = [value or b"" for value in found]
+                    outcomes += found.outcomes
+                    for index in found.where(Outcome.OK):
+                        assert values[index] == content(hashes[index], size)
+            assert len(outcomes) == 240
+        finally:
+            stop.set()
+            thread.join()
+
+
+def test_a_batch_in_pieces_asks_again_before_its_lease_ends(shared_cluster: LocalCluster, namespace: str) -> None:
+    hashes = keys(40, namespace)
+    with (
+        slow_engine(shared_cluster.secret, 0.15) as engine,
+        shared_cluster.client(engine=engine, staging_bytes="1MiB") as client,
+    ):
+        client.put(namespace, hashes, [content(hash_, 60_000) for hash_ in hashes]).require()
+        found = client.get(namespace, hashes, lease=0.5)
+        assert list(found) == [content(hash_, 60_000) for hash_ in hashes]

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pins hold chunks, belong to a session, and end with it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+
+from engine_testing.leaks import eventually
+from store_testing import content, key, keys
+
+from moonpool.cluster import LocalCluster, local_cluster
+from moonpool.store_client import ChunkInUseError, Outcome, StoreClient
+
+
+def test_a_pinned_chunk_stays(client: StoreClient, namespace: str) -> None:
+    hashes = keys(3, namespace)
+    client.put(namespace, hashes, [b"x" * 100] * 3).require()
+    with client.pin(namespace, [*hashes[:2], key("nobody put this")]) as pin:
+        assert pin.results.outcomes == bytes([Outcome.OK, Outcome.OK, Outcome.MISS])
+        assert len(pin) == 2
+        removed = client.remove(namespace, hashes)
+        assert removed.outcomes == bytes([Outcome.FAILED, Outcome.FAILED, Outcome.OK])
+        assert isinstance(removed.errors[0], ChunkInUseError)
+        assert client.exists(namespace, hashes).tolist() == [True, True, False]
+    assert pin.released
+    pin.release()
+    pin.release()
+    assert client.remove(namespace, hashes[:2]).ok
+
+
+def test_one_pin_does_not_end_another(client: StoreClient, namespace: str) -> None:
+    hash_ = key(namespace)
+    client.put(namespace, [hash_], [b"x"]).require()
+    first, second = client.pin(namespace, [hash_]), client.pin(namespace, [hash_])
+    first.release()
+    first.release()
+    assert client.remove(namespace, [hash_]).count(Outcome.FAILED) == 1
+    second.release()
+    assert client.remove(namespace, [hash_]).ok
+
+
+def test_nothing_to_pin(client: StoreClient, namespace: str) -> None:
+    with client.pin(namespace, [key(namespace)]) as pin:
+        assert len(pin) == 0
+        assert pin.results.count(Outcome.MISS) == 1
+
+
+def test_pins_end_with_their_client(shared_cluster: LocalCluster, client: StoreClient, namespace: str) -> None:
+    hash_ = key(namespace)
+    client.put(namespace, [hash_], [b"x"]).require()
+    with shared_cluster.client() as other:
+        other.pin(namespace, [hash_])
+        assert client.remove(namespace, [hash_]).count(Outcome.FAILED) == 1
+    assert eventually(lambda: client.remove(namespace, [hash_]).ok, 30)
+
+
+def _pin_and_wait(master: str, secret: str, hashes: list[bytes], told: object) -> None:
+    client = StoreClient(master, secret=secret)
+    client.pin("a", hashes)
+    told.set()  # type: ignore[attr-defined]
+    signal.pause()
+
+
+def test_pins_of_a_killed_process_end() -> None:
+    with local_cluster(
+        nodes=1, dram="16MiB", master_options={"session_timeout": "1s", "heartbeat_interval": "200ms"}
+    ) as cluster:
+        client = cluster.client()
+        hashes = keys(4)
+        client.put("a", hashes, [content(hash_, 100) for hash_ in hashes]).require()
+        context = multiprocessing.get_context("spawn")
+        told = context.Event()
+        process = context.Process(target=_pin_and_wait, args=(cluster.master, cluster.secret, hashes, told))
+        process.start()
+        try:
+            assert told.wait(60)
+            assert client.remove("a", hashes).count(Outcome.FAILED) == 4
+        finally:
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGKILL)
+            process.join()
+        assert eventually(lambda: client.remove("a", hashes[:1]).ok, 30)
+
+
+def test_pins_outlive_the_master() -> None:
+    with local_cluster(nodes=1, dram="16MiB", store="sqlite") as cluster, cluster.client() as client:
+        hash_ = key(1)
+        client.put("a", [hash_], [b"x" * 100]).require()
+        pin = client.pin("a", [hash_])
+        cluster.restart_master()
+        assert eventually(lambda: client.stats()["master"]["sessions_opened"] == 2, 60)
+        assert eventually(lambda: bool(client.exists("a", [hash_])[0]), 60)
+        assert client.remove("a", [hash_]).count(Outcome.FAILED) == 1
+        pin.release()
+        assert client.remove("a", [hash_]).ok

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random calls of a client, each of which is checked: ``python -m store_testing.workload MASTER SECRET SEED FILE``."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+from moonpool.errors import MoonpoolError
+from moonpool.store_client import Outcome, StoreClient
+from store_testing import content, key
+
+KEYS = 400
+NAMESPACE = "workload"
+LENGTH_MAX = 60_000
+# A put may find the master away and its node dead, one after the other.
+TIMEOUT = 60.0
+
+
+def length(number: int) -> int:
+    return 1 + (number * number * 977) % LENGTH_MAX
+
+
+class Workload:
+    """Puts, gets and removes, through one client after the other.
+
+    Attributes:
+        seen: how often each outcome and error was met.
+        wrong: every get that gave other bytes than were put.
+    """
+
+    def __init__(self, master: str, secret: str, seed: int) -> None:
+        self._master = master
+        self._secret = secret
+        self._random = random.Random(seed)
+        self.seen: Counter[str] = Counter()
+        self.wrong: list[str] = []
+
+    def run(self, over: threading.Event) -> None:
+        while not over.is_set():
+            with StoreClient(
+                self._master,
+                secret=self._secret,
+                timeout=TIMEOUT,
+                startup_timeout=TIMEOUT,
+                staging_bytes="4MiB",
+                lease=self._random.choice((0.05, 0.5)),
+            ) as client:
+                for _ in range(self._random.randrange(20, 200)):
+                    if over.is_set():
+                        break
+                    self._step(client)
+
+    def _step(self, client: StoreClient) -> None:
+        numbers = self._random.sample(range(KEYS), self._random.randrange(1, 12))
+        hashes = [key(number) for number in numbers]
+        what = self._random.choices(["put", "get", "into", "range", "remove", "pin"], [6, 6, 3, 2, 1, 1])[0]
+        try:
+            if what == "put":
+                values = [content(hash_, length(number)) for hash_, number in zip(hashes, numbers, strict=True)]
+                results = client.put(NAMESPACE, hashes, values, replicas=self._random.choice((1, 1, 2)))
+                self.seen.update(f"put {Outcome(outcome).name}" for outcome in results.outcomes)
+                self.seen.update(f"put {type(error).__name__}" for error in results.errors.values())
+            elif what == "remove":
+                client.remove(NAMESPACE, hashes[:2])
+            elif what == "pin":
+                with client.pin(NAMESPACE, hashes[:3]):
+                    self._get(client, "get", numbers[:3], hashes[:3])
+            else:
+                self._get(client, what, numbers, hashes)
+        except MoonpoolError as error:
+            self.seen[f"{what} raised {type(error).__name__}"] += 1
+
+    def _get(self, client: StoreClient, what: str, numbers: list[int], hashes: list[bytes]) -> None:
+        wanted = [content(hash_, length(number)) for hash_, number in zip(hashes, numbers, strict=True)]
+        if what == "range":
+            results = client.get(NAMESPACE, hashes, ranges=(0, 1))
+            values, wanted = list(results), [value[:1] for value in wanted]
+        elif what == "into":
+            room = [bytearray(LENGTH_MAX) for _ in hashes]
+            results = client.get_into(NAMESPACE, hashes, room)
+            values = [bytes(one[:n]) for one, n in zip(room, results.lengths, strict=True)]
+        else:
+            results = client.get(NAMESPACE, hashes)
+            values = list(results)
+        self.seen.update(f"get {Outcome(outcome).name}" for outcome in results.outcomes)
+        self.seen.update(f"get {type(error).__name__}" for error in results.errors.values())
+        for index in results.where(Outcome.OK):
+            if values[index] != wanted[index]:
+                self.wrong.append(f"{what} of {numbers[index]}: {values[index]!r:.50} != {wanted[index]!r:.50}")
+
+
+def main() -> None:
+    master, secret, seed, path = sys.argv[1:5]
+    work = Workload(master, secret, int(seed))
+    over = threading.Event()
+
+    def tell() -> None:
+        # Whoever started this kills it some day, so what it has found out is written down all the time.
+        while not over.wait(0.1):
+            Path(path).write_text(json.dumps([dict(work.seen), work.wrong]), encoding="utf-8")
+
+    threading.Thread(target=tell, daemon=True).start()
+    threading.Thread(target=lambda: (time.sleep(300), over.set()), daemon=True).start()
+    work.run(over)
+
+
+if __name__ == "__main__":
+    main()
