@@ -112,7 +112,9 @@ TEST(Allocator, ManyStepsWithoutAnOverlap) {
       space.give(taken.back().piece);
       taken.pop_back();
     }
-    if (step % 1000 == 0) ASSERT_STREQ(space.check(), "");
+    if (step % 1000 == 0) {
+      ASSERT_STREQ(space.check(), "");
+    }
   }
   for (const Extent &extent : taken) space.give(extent.piece);
   EXPECT_EQ(space.largest_free(), kCapacity);
