@@ -8,6 +8,7 @@ import struct
 from collections.abc import Iterable, Sequence
 
 from index.model import Status
+
 from moonpool._index import EXTENT_BYTES, NO_SEGMENT
 
 

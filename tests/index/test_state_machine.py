@@ -133,7 +133,18 @@ class IndexAgainstModel(RuleBasedStateMachine):
         packed = first if chained else b""
         deadline = self.now + wait
         answer = self.index.start(
-            owner, space, b"".join(hashes), packed, u64s([length]), shard, shards, replicas, avoid, host, self.now, deadline
+            owner,
+            space,
+            b"".join(hashes),
+            packed,
+            u64s([length]),
+            shard,
+            shards,
+            replicas,
+            avoid,
+            host,
+            self.now,
+            deadline,
         )
         statuses = statuses_of(answer[0])
         used = []
@@ -351,7 +362,9 @@ class IndexAgainstModel(RuleBasedStateMachine):
         for slot in slots[len(refused) :]:
             self.model.restore(slot, self.rows[slot][1])
         for number in self.lost:
-            if any(number == e.segment for _, row in self.rows.values() for s in row.shards.values() for e in s.extents):
+            if any(
+                number == e.segment for _, row in self.rows.values() for s in row.shards.values() for e in s.extents
+            ):
                 try:
                     self.index.drop_segment(number)
                 except KeyError:
