@@ -24,8 +24,9 @@ TEST_P(EngineFenceSlices, NothingOfALocalPeerArrivesAfterwards) {
     config.transports = "local";
     config.slice_bytes = GetParam();
   };
-  TestEngine target(local), source(local);
+  // Before the engines, since registered memory has to outlive them.
   Bytes memory(kBytes, 1), remote_memory(kBytes, 0);
+  TestEngine target(local), source(local);
   const RegionHandle remote_region = target.add(remote_memory, "kv"), region = source.add(memory, nullptr);
   const PeerHandle peer = source.connect(target);
   const mp_remote_region remote = look_up(peer, "kv");
