@@ -75,7 +75,7 @@ class MasterSettings:
         "sqlite:moonpool.db",
         "Where metadata is kept: sqlite:PATH, so that chunks are found again after a restart, or memory.",
     )
-    policy: str = setting("lru", "Which chunks go first when there is no room.", choices=("prefix", "s3fifo", "lru"))
+    policy: str = setting("prefix", "Which chunks go first when there is no room.", choices=("prefix", "s3fifo", "lru"))
     chunks_max: int = setting(
         16_777_216, "Most chunks. Beyond it puts are refused. One takes up to 200 bytes.", minimum=1, maximum=1 << 31
     )
