@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import queue
@@ -13,7 +14,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,30 @@ def test_with_the_secret_everything_works(start_master: Start, join: Join) -> No
     join(master, pb.NODE, host="node-0", secret=b"right").mount(MIB)
     client = join(master, secret=b"right")
     assert client.put(hashes(3)) == bytes(3)
+
+
+def test_with_asyncio_too(start_master: Start) -> None:
+    from moonpool.proto import pool_pb2_grpc
+    from moonpool.proto.auth import aio_channel
+
+    master = start_master(secret=b"right")
+
+    async def ask(secret: bytes) -> None:
+        async with aio_channel(master.address, secret) as channel:
+            await channel.channel_ready()
+            pool = pool_pb2_grpc.PoolStub(channel)
+            for _ in range(3):
+                assert (await pool.Exists(pb.ExistsRequest(hashes=bytes(64)), timeout=SECONDS)).statuses == b"\2\2"
+            beats = pool.Heartbeat(hello(), timeout=SECONDS)
+            assert (await beats.read()).WhichOneof("kind") == "welcome"
+            beats.cancel()
+
+    async def hello() -> AsyncIterator[pb.HeartbeatRequest]:
+        yield pb.HeartbeatRequest(hello=pb.Hello(session=os.urandom(16), incarnation=os.urandom(16)))
+
+    asyncio.run(ask(b"right"))
+    with pytest.raises(grpc.RpcError):
+        asyncio.run(ask(b"wrong"))
 
 
 def test_a_proof_is_good_for_one_call(start_master: Start) -> None:
