@@ -24,7 +24,7 @@ _LOOK_S: Final = 0.05
 _RETRY_AFTER_MS: Final = 100
 # When eviction freed what was missing and it is still not enough, the free pieces are too small: free more at once.
 _MORE: Final = 2
-_MORE_MAX: Final = 64
+_MORE_MAX: Final = 16
 
 
 class Put:
@@ -42,7 +42,8 @@ class Put:
     async def run(self) -> pb.PutStartReply:
         """Return the reply."""
         request, core = self._request, self._core
-        self._session.begin_until_ms = self._now + round(core.settings.put_begin * 1000)
+        begin_ms = round(core.settings.put_begin * 1000)
+        self._session.begin_until_ms = max(self._session.begin_until_ms, self._now + begin_ms)
         statuses, extents = self._start(request.hashes, request.parents, request.lengths)
         refused = 0
         if pb.NO_SPACE in statuses:
@@ -61,7 +62,7 @@ class Put:
             extents=extents,
             replicas=self._replicas,
             deadline_ms=self._deadline_ms - self._now,
-            begin_ms=self._session.begin_until_ms - self._now,
+            begin_ms=begin_ms,
             retry_after_ms=_RETRY_AFTER_MS if refused else 0,
         )
 
