@@ -290,6 +290,33 @@ def test_a_full_store_refuses_commits_and_gives_nothing_away(start_master: Start
     assert client.put(given.hashes) == bytes(5000)
 
 
+def test_a_commit_whose_caller_went_away_is_done_or_not_and_never_half(
+    start_master: Start, join: Join, tmp_path: Path
+) -> None:
+    master = start_master(store=f"sqlite:{tmp_path / 'master.db'}")
+    join(master, pb.NODE, host="node-0").mount(64 * MIB)
+    client = join(master)
+    for turn in range(60):
+        given = client.start(hashes(20))
+        request = pb.PutCommitRequest(
+            session=client.id, namespace="ns", hashes=given.hashes, generations=given.generations
+        )
+        commit = client.pool.PutCommit.future(request, timeout=SECONDS)
+        if turn % 3:
+            threading.Event().wait(turn / 30_000)
+        commit.cancel()
+        # Whatever became of it, what is not committed can be given up, and then be put again.
+        eventually(
+            lambda given=given: (
+                client.abort(given, settled=True) and set(client.put(given.hashes)) <= {pb.OK, pb.ALREADY}
+            ),
+            "the chunks are there",
+        )
+        assert client.exists(given.hashes) == bytes(20)
+    index = client.status()["index"]
+    assert (index["chunks"], index["writing"]) == (1200, 0)
+
+
 # ---------------------------------------------------------------- events
 
 
