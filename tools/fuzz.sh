@@ -90,7 +90,7 @@ coverage_one() {  # TARGET
   LLVM_PROFILE_FILE=$profile.raw "$binary" -runs=0 "$kept/$target" >"$work/$target.log" 2>&1
   llvm-profdata merge -sparse "$profile.raw" -o "$profile.profile"
   echo "--- $target"
-  llvm-cov report "$binary" "-instr-profile=$profile.profile" cython_ext/src |
+  llvm-cov report "$binary" "-instr-profile=$profile.profile" cython_ext/src cython_ext/index |
     awk '/^Filename/ { print "lines reached" } / / && $10 ~ /%/ && $9 != $8 { printf "%8s of %4d  %s\n", $10, $8, $1 }'
 }
 

@@ -25,6 +25,6 @@ runner=()
 if [[ $sanitizer == thread ]] && setarch --addr-no-randomize true 2>/dev/null; then
   runner=(setarch --addr-no-randomize)
 fi
-for tests in tests/moonpool_native_tests tests/rdma/moonpool_rdma_tests; do
+for tests in tests/moonpool_native_tests tests/index/moonpool_index_tests tests/rdma/moonpool_rdma_tests; do
   "${runner[@]}" "$build/$tests" --gtest_brief=1 --gtest_shuffle
 done

@@ -17,7 +17,7 @@
 namespace moonpool::index {
 
 constexpr uint64_t kUnit = 64;
-constexpr uint64_t kUnitsMax = uint64_t{1} << 40;  // 64 TiB
+constexpr uint64_t kUnitsMax = (uint64_t{1} << 40) - 1;  // of a segment: 64 TiB
 
 class Allocator {
  public:

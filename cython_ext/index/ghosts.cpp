@@ -3,14 +3,13 @@
 
 #include <sys/mman.h>
 
-#include <algorithm>
-
 namespace moonpool::index {
 
 void Ghosts::set_capacity(size_t entries) {
   // A set is found by the upper half of a name, so there are no more than it can tell apart.
   const size_t sets = std::min<size_t>((entries + kWays - 1) / kWays, UINT32_MAX);
   if (sets == sets_) return;
+  written_ = 0;
   void *memory = MAP_FAILED;
   if (sets != 0) {
     memory = mmap(nullptr, sets * sizeof(Set), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -24,6 +23,7 @@ std::optional<Ghost> Ghosts::put(uint64_t name, Ghost ghost, uint64_t now) {
   if (sets_ == 0) return std::nullopt;
   Set &set = set_of(name);
   ++order_;
+  ++written_;
   Entry *into = set.entries;
   for (Entry &entry : set.entries) {
     if (entry.tag_and_count == 0 || entry.tag_and_count >> 3 == tag_of(name) >> 3) {

@@ -4,6 +4,7 @@
 // the one that went first makes room. Memory that was never written is never there.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -29,10 +30,12 @@ class Ghosts {
   // It is forgotten with that.
   std::optional<Ghost> take(uint64_t name, uint64_t now);
 
-  size_t bytes() const { return sets_ * sizeof(Set); }
+  // Of what has been written; memory that never was is not there.
+  size_t bytes() const { return std::min(written_ * kPage, sets_ * sizeof(Set)); }
 
  private:
   static constexpr uint32_t kWays = 8;
+  static constexpr size_t kPage = 4096;
   struct Entry {
     uint32_t tag_and_count;  // 0: empty
     uint32_t clock;          // its lower half
@@ -49,7 +52,7 @@ class Ghosts {
   Set &set_of(uint64_t name) { return all_[(name >> 32) * sets_ >> 32]; }
 
   Set *all_ = nullptr;
-  size_t sets_ = 0;
+  size_t sets_ = 0, written_ = 0;
   uint32_t order_ = 0;
 };
 

@@ -62,6 +62,7 @@ Outcome ChunkIndex::sweep(uint32_t count_max, std::string *slots, bool *complete
       bool gone = chunk.committed == 0;
       for (uint32_t i = 0; i < chunk.shards; ++i) {
         Shard &shard = chunk.shard(i);
+        if (shard.state == ShardState::kWriting) continue;  // `written` of its commit counts the replicas
         drop_lost_places(shard);
         gone = gone || (shard.state == ShardState::kCommitted && shard.replicas == 0);
       }

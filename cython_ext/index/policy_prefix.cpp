@@ -92,10 +92,15 @@ void PrefixPolicy::on_touch(uint32_t slot) {
   recount(slot, clock_, std::min(Shadows::kCountMax, its.count + 1));
 }
 
-void PrefixPolicy::on_remove(uint32_t slot, bool) {
+void PrefixPolicy::on_remove(uint32_t slot, bool evicted) {
   const State its = state(slot);
   unlink(slot, its);
   if (!its.sampled) return;
+  if (!evicted) {
+    // Somebody wanted it to be gone: nothing is left of it.
+    shadows_.remove(its.clock, its.count);
+    return;
+  }
   const std::optional<Ghost> gone = ghosts_.put(name_of(slot), {its.clock, its.count}, clock_);
   if (gone) shadows_.remove(gone->clock, gone->count);
 }

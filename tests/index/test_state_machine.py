@@ -1,0 +1,413 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The index and the model of it, through the same random calls, publications that fail, and restarts."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from index.model import HEADER_BYTES, Extent, Key, Model, Row, Segment, Shard, Status, size_of
+from index.packing import (
+    hash_of,
+    pack_records,
+    statuses_of,
+    u32s,
+    u64s,
+    unpack_extents,
+    unpack_keys,
+    unpack_pairs,
+    unpack_records,
+    unpack_u32s,
+)
+
+from moonpool._index import ChunkIndex
+
+CHUNKS_MAX = 12
+NO_HASH = bytes(32)
+HASHES = [hash_of(number) for number in range(7)]
+
+spaces = st.sampled_from([1, 1, 1, 2])
+batches = st.lists(st.sampled_from(HASHES), min_size=1, max_size=6)
+owners = st.integers(1, 3)
+lengths = st.sampled_from([64, 64, 64, 65, 500, 500, 1000, 4000, 9000, 0])
+times = st.integers(0, 30)
+
+
+class IndexAgainstModel(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 1000
+        self.epoch = 1
+        self.next_segment = 1
+        self.lost: list[int] = []
+        self.rows: dict[int, tuple[bytes, Row]] = {}  # what is durable
+        self.commits: list[list[tuple[int, bytes, Row]]] = []  # what waits for that
+        self.started: list[tuple[int, Key, int, int]] = []  # owner, key, shard, generation
+        self.deletes: list[int] = []  # slots whose removal is not durable yet
+
+    @initialize(seed=st.integers(0, 2**64 - 1))
+    def begin(self, seed: int) -> None:
+        self.seed = seed
+        self.index = ChunkIndex(policy="lru", chunks_max=CHUNKS_MAX, epoch=1, seed=seed)
+        self.model = Model(CHUNKS_MAX, 1)
+        for host in (1, 2):
+            self.add_segment(host, 150, 0)
+
+    # ---------------------------------------------------------------- segments
+
+    @precondition(lambda self: len(self.model.segments) < 5)
+    @rule(host=st.integers(1, 3), units=st.integers(1, 400), ramp=st.integers(0, 50))
+    def add_segment(self, host: int, units: int, ramp: int) -> None:
+        number, self.next_segment = self.next_segment, self.next_segment + 1
+        self.index.add_segment(number, units * 64, host, ramp, self.now)
+        self.model.segments[number] = Segment(number, units * 64, host)
+
+    @precondition(lambda self: self.model.segments)
+    @rule(data=st.data(), writable=st.booleans(), readable=st.booleans())
+    def set_segment(self, data: st.DataObject, writable: bool, readable: bool) -> None:
+        segment = data.draw(st.sampled_from(list(self.model.segments.values())))
+        self.index.set_segment(segment.number, writable=writable, readable=readable)
+        segment.writable, segment.readable = writable, readable
+
+    @precondition(lambda self: self.model.segments)
+    @rule(data=st.data())
+    def drop_segment(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(list(self.model.segments)))
+        self.index.drop_segment(number)
+        self.model.drop_segment(number)
+        self.lost.append(number)
+
+    @rule(count=st.integers(1, 20))
+    def sweep(self, count: int) -> None:
+        slots, complete = self.index.sweep(self.now, count)
+        assert (set(unpack_u32s(slots)), complete) == self.model.sweep(count)
+        self.deletes += unpack_u32s(slots)
+
+    @precondition(lambda self: self.model.segments)
+    @rule(data=st.data())
+    def list_chunks_in(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(list(self.model.segments)))
+        listed = unpack_keys(self.index.chunks_in(number, 100))
+        expected = [
+            key
+            for key, chunk in self.model.chunks.items()
+            if self.model.visible(chunk)
+            and any(e.segment == number for shard in chunk.shards.values() for e in shard.extents)
+        ]
+        assert sorted(listed) == sorted(expected)
+
+    # ---------------------------------------------------------------- puts
+
+    @rule(
+        owner=owners,
+        space=spaces,
+        hashes=batches,
+        length=lengths,
+        shard=st.sampled_from([0, 0, 0, 0, 1, 1, 2]),
+        shards=st.sampled_from([1, 1, 2]),
+        replicas=st.integers(1, 3),
+        chained=st.booleans(),
+        first=st.sampled_from([*HASHES, NO_HASH]),
+        data=st.data(),
+        wait=times,
+    )
+    def start(
+        self,
+        owner: int,
+        space: int,
+        hashes: list[bytes],
+        length: int,
+        shard: int,
+        shards: int,
+        replicas: int,
+        chained: bool,
+        first: bytes,
+        data: st.DataObject,
+        wait: int,
+    ) -> None:
+        avoid = data.draw(st.lists(st.sampled_from([*self.model.segments, 99]), max_size=2))
+        host = data.draw(st.integers(0, 3))
+        parents = [first, *hashes[:-1]] if chained else []
+        packed = first if chained else b""
+        deadline = self.now + wait
+        answer = self.index.start(
+            owner,
+            space,
+            b"".join(hashes),
+            packed,
+            u64s([length]),
+            shard,
+            shards,
+            replicas,
+            avoid,
+            host,
+            self.now,
+            deadline,
+        )
+        statuses = statuses_of(answer[0])
+        used = []
+        for i, (name, status, extents) in enumerate(
+            zip(hashes, statuses, unpack_extents(answer[1], replicas), strict=True)
+        ):
+            key = (space, name)
+            expected = self.model.may_start(key, length, shard, shards)
+            if expected is Status.OK:
+                expected = self.model.room(length, replicas, avoid)
+            assert status is expected
+            assert (status is Status.OK) == bool(extents)
+            if status is Status.OK:
+                self.take(owner, key, length, shard, shards, replicas, avoid, extents, deadline)
+            if status in (Status.OK, Status.ALREADY):
+                chunk = self.model.chunks[key]
+                if status is Status.ALREADY and shard == 0 and chunk.leased_until <= self.now:
+                    used.append(chunk)
+                if chained:
+                    self.model.join(chunk, self.model.chunks.get((space, parents[i])))
+        self.model.touch(used)
+
+    def take(
+        self,
+        owner: int,
+        key: Key,
+        length: int,
+        shard: int,
+        shards: int,
+        replicas: int,
+        avoid: list[int],
+        extents: list[tuple[int, int, int, int]],
+        deadline: int,
+    ) -> None:
+        """The index has chosen these extents. May it?"""
+        usable = [s for s in self.model.segments.values() if s.writable and s.number not in avoid]
+        hosts = [self.model.segments[segment].host for _, _, _, segment in extents]
+        assert len(hosts) == len(set(hosts)) == min(replicas, len({segment.host for segment in usable}))
+        made = [Extent(segment, offset, size_of(length)) for _, offset, _, segment in extents]
+        taken = self.model.taken()
+        for extent in made:
+            segment = self.model.segments[extent.segment]
+            assert segment in usable
+            assert extent.offset % 64 == 0
+            assert extent.offset + HEADER_BYTES + length <= segment.capacity
+            for other in taken:
+                apart = extent.offset + extent.size <= other.offset or other.offset + other.size <= extent.offset
+                assert extent.segment != other.segment or apart, "two extents overlap"
+        generation = extents[0][0]
+        assert all((g, its) == (generation, length) for g, _, its, _ in extents)
+        self.model.started(key, shard, shards, Shard(generation, length, made, owner, deadline))
+        self.started.append((owner, key, shard, generation))
+
+    @rule(owner=owners, count=st.integers(1, len(HASHES)), replicas=st.integers(1, 2), data=st.data())
+    def put(self, owner: int, count: int, replicas: int, data: st.DataObject) -> None:
+        """A chain from its beginning, to the end of the put: most of what is random gets nowhere."""
+        del self.started[:]
+        self.start(owner, 1, HASHES[:count], 64, 0, 1, replicas, True, NO_HASH, data, 100)
+        while self.started:
+            owner, (space, name), shard, generation = self.started.pop()
+            self.commit_these([(owner, (space, name), shard, generation)], None)
+        while self.commits:
+            self.publish()
+
+    @precondition(lambda self: self.started)
+    @rule(data=st.data(), written=st.sampled_from([None, None, 0xFF, 0, 1, 2, 5]), other=st.booleans())
+    def commit(self, data: st.DataObject, written: int | None, other: bool) -> None:
+        owner, (space, name), shard, generation = data.draw(st.sampled_from(self.started))
+        chosen = [w for w in self.started if (w[0], w[1][0], w[2]) == (owner, space, shard)]
+        if other:
+            chosen = [(owner, (space, name), shard, generation)]
+        self.commit_these(chosen, written)
+
+    def commit_these(self, chosen: list[tuple[int, Key, int, int]], written: int | None) -> None:
+        owner, (space, _), shard, _ = chosen[0]
+        names = b"".join(key[1] for _, key, _, _ in chosen)
+        mask = b"" if written is None else bytes([written] * len(chosen))
+        answer = self.index.commit(owner, space, names, u64s(w[3] for w in chosen), shard, mask)
+        expected, rows = [], []
+        for its in chosen:
+            status, row = self.model.commit(owner, its[1], shard, its[3], 0xFF if written is None else written)
+            expected.append(status)
+            if row is not None:
+                rows.append(row)
+        assert statuses_of(answer[0]) == expected
+        assert unpack_u32s(answer[1]) == [slot for slot, _ in rows]
+        records = unpack_records(answer[2])
+        self.commits.append([(slot, record, row) for (slot, row), record in zip(rows, records, strict=True)])
+
+    @precondition(lambda self: self.commits)
+    @rule()
+    def publish(self) -> None:
+        done = self.commits.pop(0)
+        for slot, record, row in done:
+            self.rows[slot] = (record, row)
+        slots = [slot for slot, _, _ in done]
+        assert unpack_keys(self.index.publish(u32s(slots), self.now)) == self.model.publish(slots)
+
+    @precondition(lambda self: self.commits)
+    @rule()
+    def revoke(self) -> None:
+        slots = [slot for slot, _, _ in self.commits.pop(0)]
+        self.index.revoke(u32s(slots))
+        self.model.revoke(slots)
+
+    @precondition(lambda self: self.started)
+    @rule(data=st.data(), settled=st.booleans(), owner=st.none() | owners)
+    def abort(self, data: st.DataObject, settled: bool, owner: int | None) -> None:
+        its, (space, name), shard, generation = data.draw(st.sampled_from(self.started))
+        owner = its if owner is None else owner
+        answer = self.index.abort(owner, space, name, u64s([generation]), shard, settled)
+        assert statuses_of(answer) == [self.model.abort(owner, (space, name), shard, generation, settled)]
+
+    @rule()
+    def expire(self) -> None:
+        assert unpack_pairs(self.index.expire(self.now)) == self.model.expire(self.now)
+
+    @rule(owner=owners)
+    def drop_owner(self, owner: int) -> None:
+        assert unpack_pairs(self.index.drop_owner(owner)) == self.model.drop_owner(owner)
+
+    @precondition(lambda self: self.model.fences)
+    @rule(data=st.data())
+    def fenced(self, data: st.DataObject) -> None:
+        pair = data.draw(st.sampled_from(sorted(self.model.fences)))
+        assert self.index.fenced(*pair) == self.model.fenced(*pair)
+
+    # ---------------------------------------------------------------- reads
+
+    @rule(space=spaces, hashes=batches)
+    def exists(self, space: int, hashes: list[bytes]) -> None:
+        there = [self.model.whole(self.model.chunks.get((space, name))) for name in hashes]
+        answer = statuses_of(self.index.exists(space, b"".join(hashes)))
+        assert answer == [Status.OK if its else Status.NOT_FOUND for its in there]
+
+    @rule(space=spaces, hashes=batches, lease=times)
+    def match_prefix(self, space: int, hashes: list[bytes], lease: int) -> None:
+        expected = self.model.match([(space, name) for name in hashes], self.now, lease)
+        assert self.index.match_prefix(space, b"".join(hashes), self.now, lease) == expected
+
+    @rule(space=spaces, hashes=batches, shard=st.integers(0, 2), lease=times)
+    def locate(self, space: int, hashes: list[bytes], shard: int, lease: int) -> None:
+        packed, extents, replicas = self.index.locate(space, b"".join(hashes), shard, self.now, lease)
+        expected = self.model.locate([(space, name) for name in hashes], shard, self.now, lease)
+        assert statuses_of(packed) == [status for status, _ in expected]
+        for got, (_, its) in zip(unpack_extents(extents, replicas), expected, strict=True):
+            readable = self.model.readable(its) if its is not None else []
+            assert got == [(its.generation, e.offset, its.length, e.segment) for e in readable if its is not None]
+
+    @rule(owner=owners, pin=st.integers(0, 2), space=spaces, hashes=batches)
+    def pin(self, owner: int, pin: int, space: int, hashes: list[bytes]) -> None:
+        expected = [self.model.pin(owner, pin, (space, name)) for name in hashes]
+        assert statuses_of(self.index.pin(owner, pin, space, b"".join(hashes))) == expected
+
+    @rule(owner=owners, pin=st.integers(0, 2))
+    def unpin(self, owner: int, pin: int) -> None:
+        assert self.index.unpin(owner, pin) == self.model.unpin(owner, pin)
+
+    # ---------------------------------------------------------------- removal
+
+    @rule(space=spaces, hashes=batches)
+    def remove(self, space: int, hashes: list[bytes]) -> None:
+        packed, slots = self.index.remove(space, b"".join(hashes))
+        expected = [self.model.remove((space, name)) for name in hashes]
+        assert statuses_of(packed) == [status for status, _ in expected]
+        assert unpack_u32s(slots) == [slot for _, slot in expected if slot is not None]
+        self.deletes += unpack_u32s(slots)
+
+    @rule(space=spaces, name=st.sampled_from(HASHES))
+    def remove_prefix(self, space: int, name: bytes) -> None:
+        slots, pinned = self.index.remove_prefix(space, name)
+        assert (set(unpack_u32s(slots)), pinned) == self.model.remove_prefix((space, name))
+        self.deletes += unpack_u32s(slots)
+
+    @rule(want=st.integers(0, 6000))
+    def evict(self, want: int) -> None:
+        slots, keys, given = self.index.evict(want, self.now)
+        chunks, expected = self.model.evict(want, self.now)
+        assert unpack_u32s(slots) == [chunk.slot for chunk in chunks]
+        assert unpack_keys(keys) == [chunk.key for chunk in chunks]
+        assert given == expected
+        self.deletes += unpack_u32s(slots)
+
+    @rule(later=st.booleans())
+    def reclaim(self, later: bool) -> None:
+        slots = [] if later else self.deletes
+        for slot in slots:
+            self.rows.pop(slot, None)
+        assert self.index.reclaim(u32s(slots), self.now) == self.model.reclaim(slots, self.now)
+        self.deletes = self.deletes if later else []
+
+    # ---------------------------------------------------------------- time and restarts
+
+    @rule(by=st.integers(1, 40))
+    def wait(self, by: int) -> None:
+        self.now += by
+
+    @rule(order=st.randoms(use_true_random=False), damaged=st.booleans())
+    def restart(self, order: random.Random, damaged: bool) -> None:
+        """The process ends; what is durable comes back, and then the segments."""
+        self.epoch += 1
+        segments = list(self.model.segments.values())
+        slots = list(self.rows)
+        order.shuffle(slots)
+        self.index = ChunkIndex(policy="lru", chunks_max=CHUNKS_MAX, epoch=self.epoch, seed=self.seed)
+        self.model = Model(CHUNKS_MAX, self.epoch)
+        for segment in segments:
+            self.model.segments[segment.number] = segment
+        records = [self.rows[slot][0] for slot in slots]
+        refused = slots[:1] if damaged else []
+        if refused:
+            at = order.randrange(len(records[0]))
+            records[0] = records[0][:at] + bytes([records[0][at] ^ 1]) + records[0][at + 1 :]
+        assert self.index.restore(u32s(slots), pack_records(records)) == len(slots) - len(refused)
+        for slot in slots[len(refused) :]:
+            self.model.restore(slot, self.rows[slot][1])
+        for number in self.lost:
+            if any(
+                number == e.segment for _, row in self.rows.values() for s in row.shards.values() for e in s.extents
+            ):
+                try:
+                    self.index.drop_segment(number)
+                except KeyError:
+                    assert refused, "a segment that a record names is not known"
+        order.shuffle(segments)
+        for segment in segments:
+            segment.writable = segment.readable = True
+            self.index.add_segment(segment.number, segment.capacity, segment.host, 0, self.now)
+        self.commits, self.started, self.deletes = [], [], []
+        if refused:
+            named, _ = self.index.sweep(self.now, 0)
+            assert unpack_u32s(named) == refused
+            del self.rows[refused[0]]
+            assert self.index.reclaim(named, self.now) == 0
+
+    # ---------------------------------------------------------------- at any time
+
+    @invariant()
+    def nothing_contradicts_itself(self) -> None:
+        assert self.index.check() == ""
+
+    @invariant()
+    def what_is_to_be_fenced_is_known(self) -> None:
+        assert unpack_pairs(self.index.to_fence()) == set(self.model.fences)
+
+    @invariant()
+    def the_sums_are_right(self) -> None:
+        stats = self.index.stats()
+        shards = [shard for chunk in self.model.slots.values() for shard in chunk.shards.values()]
+        assert stats["chunks"] == len(self.model.lru.order) + len(self.model.lru.parked)
+        assert stats["writing"] == sum(not shard.committed for shard in shards)
+        assert stats["pinned"] == sum(map(len, self.model.pins.values()))
+        assert stats["evicted"] == self.model.evicted
+        writable = [segment for segment in self.model.segments.values() if segment.writable]
+        assert stats["capacity_bytes"] == sum(segment.capacity for segment in writable)
+        assert stats["capacity_bytes"] == stats["used_bytes"] + stats["free_bytes"] + stats["condemned_bytes"]
+        taken = self.model.taken()
+        for segment in self.model.segments.values():
+            its = self.index.segment_stats(segment.number)
+            size = sum(extent.size for extent in taken if extent.segment == segment.number)
+            assert its["used_bytes"] + its["waiting_bytes"] == size
+            assert its["largest_free_bytes"] == self.model.largest_gap(segment)
+
+
+TestIndexAgainstModel = IndexAgainstModel.TestCase
+TestIndexAgainstModel.settings = settings(max_examples=60, stateful_step_count=60)
