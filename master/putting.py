@@ -24,7 +24,7 @@ _LOOK_S: Final = 0.05
 _RETRY_AFTER_MS: Final = 100
 # When eviction freed what was missing and it is still not enough, the free pieces are too small: free more at once.
 _MORE: Final = 2
-_MORE_MAX: Final = 64
+_MORE_MAX: Final = 16
 
 
 class Put:
@@ -42,11 +42,18 @@ class Put:
     async def run(self) -> pb.PutStartReply:
         """Return the reply."""
         request, core = self._request, self._core
-        self._session.begin_until_ms = self._now + round(core.settings.put_begin * 1000)
+        begin_ms = round(core.settings.put_begin * 1000)
+        self._session.begin_until_ms = max(self._session.begin_until_ms, self._now + begin_ms)
         statuses, extents = self._start(request.hashes, request.parents, request.lengths)
         refused = 0
         if pb.NO_SPACE in statuses:
-            statuses, extents = await self._make_room(bytearray(statuses), bytearray(extents))
+            found, given = bytearray(statuses), bytearray(extents)
+            try:
+                await self._make_room(found, given)
+            except BaseException:
+                self._take_back(found, given)
+                raise
+            statuses, extents = bytes(found), bytes(given)
             refused = statuses.count(pb.NO_SPACE)
             core.metrics.counts["no_space_items"] += refused
         return pb.PutStartReply(
@@ -55,7 +62,7 @@ class Put:
             extents=extents,
             replicas=self._replicas,
             deadline_ms=self._deadline_ms - self._now,
-            begin_ms=self._session.begin_until_ms - self._now,
+            begin_ms=begin_ms,
             retry_after_ms=_RETRY_AFTER_MS if refused else 0,
         )
 
@@ -76,7 +83,7 @@ class Put:
             self._deadline_ms,
         )
 
-    async def _make_room(self, statuses: bytearray, extents: bytearray) -> tuple[bytes, bytes]:
+    async def _make_room(self, statuses: bytearray, extents: bytearray) -> None:
         core, request = self._core, self._request
         core.metrics.counts["put_waits_calls"] += 1
         # What was given already may be written only so long after the request; the caller wants some of that.
@@ -93,7 +100,7 @@ class Put:
                 self._again(missing, parents, statuses, extents)
             left = until - time.monotonic()
             if pb.NO_SPACE not in statuses or left <= 0 or self._session.ended or core.closing.is_set():
-                return bytes(statuses), bytes(extents)
+                return
             if evicted:
                 more = min(more * _MORE, _MORE_MAX)
             else:
@@ -106,6 +113,19 @@ class Put:
             # The caller has been given a part, which it must hear of. The loop that reclaims tries again.
             _log.warning("what was evicted is not free yet: %s", error)
             return 0
+
+    def _take_back(self, statuses: bytearray, extents: bytearray) -> None:
+        """The caller is gone and has not heard of what it was given, so it cannot write there."""
+        given = positions(statuses, pb.OK)
+        if given and not self._session.ended:
+            self._core.index.abort(
+                self._session.owner,
+                self._namespace,
+                take(self._request.hashes, HASH_BYTES, given),
+                b"".join([extents[_EXTENT_BYTES * self._replicas * place :][:8] for place in given]),
+                self._request.shard,
+                True,
+            )
 
     def _again(self, missing: list[int], parents: bytes, statuses: bytearray, extents: bytearray) -> None:
         request = self._request

@@ -15,12 +15,15 @@ import struct
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 import grpc.aio
 
 from moonpool.proto.errors import AuthenticationError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["METADATA", "WINDOW_S", "Signer", "Verifier", "aio_channel", "channel"]
 
@@ -143,63 +146,90 @@ class Verifier:
         return known
 
 
-def _signed(details: Any, signer: Signer) -> Any:
-    """Return call details with the proof in their metadata."""
-    method = details.method.decode() if isinstance(details.method, bytes) else details.method
-    return details._replace(metadata=(*(details.metadata or ()), signer.sign(method)))
+class _Signed:
+    """A call that is made with a proof. Of whichever kind, synchronous or of asyncio: all take metadata.
+
+    gRPC's interceptors do the same, and cost about a tenth of a small call more.
+    """
+
+    def __init__(self, call: Any, method: str, signer: Signer) -> None:
+        self._call = call
+        self._method = method
+        self._sign = signer.sign
+
+    def __call__(self, request: Any = None, *, metadata: Any = None, **options: Any) -> Any:
+        return self._call(request, metadata=(*(metadata or ()), self._sign(self._method)), **options)
+
+    def future(self, request: Any, *, metadata: Any = None, **options: Any) -> Any:
+        return self._call.future(request, metadata=(*(metadata or ()), self._sign(self._method)), **options)
+
+    def with_call(self, request: Any, *, metadata: Any = None, **options: Any) -> Any:
+        return self._call.with_call(request, metadata=(*(metadata or ()), self._sign(self._method)), **options)
 
 
-class _SyncSigning(
-    grpc.UnaryUnaryClientInterceptor,
-    grpc.UnaryStreamClientInterceptor,
-    grpc.StreamUnaryClientInterceptor,
-    grpc.StreamStreamClientInterceptor,
-):
-    def __init__(self, signer: Signer) -> None:
+class _SigningCalls:
+    """The four ways to make a call, for both kinds of channel."""
+
+    _inner: Any
+    _signer: Signer
+
+    def unary_unary(self, method: str, *serializers: Any, **options: Any) -> Any:
+        return _Signed(self._inner.unary_unary(method, *serializers, **options), method, self._signer)
+
+    def unary_stream(self, method: str, *serializers: Any, **options: Any) -> Any:
+        return _Signed(self._inner.unary_stream(method, *serializers, **options), method, self._signer)
+
+    def stream_unary(self, method: str, *serializers: Any, **options: Any) -> Any:
+        return _Signed(self._inner.stream_unary(method, *serializers, **options), method, self._signer)
+
+    def stream_stream(self, method: str, *serializers: Any, **options: Any) -> Any:
+        return _Signed(self._inner.stream_stream(method, *serializers, **options), method, self._signer)
+
+
+class _SigningChannel(_SigningCalls, grpc.Channel):
+    def __init__(self, inner: grpc.Channel, signer: Signer) -> None:
+        self._inner = inner
         self._signer = signer
 
-    def _call(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        return continuation(_SyncDetails(client_call_details, self._signer), request)
+    def subscribe(self, callback: Any, try_to_connect: bool | None = False) -> None:
+        self._inner.subscribe(callback, try_to_connect)
 
-    # Four interfaces for one thing, each with types of its own.
-    intercept_unary_unary: Any = _call
-    intercept_unary_stream: Any = _call
-    intercept_stream_unary: Any = _call
-    intercept_stream_stream: Any = _call
+    def unsubscribe(self, callback: Any) -> None:
+        self._inner.unsubscribe(callback)
 
+    def close(self) -> None:
+        self._inner.close()
 
-class _SyncDetails(grpc.ClientCallDetails):
-    def __init__(self, details: Any, signer: Signer) -> None:
-        self.method = details.method
-        self.timeout = details.timeout
-        self.metadata = (*(details.metadata or ()), signer.sign(details.method))
-        self.credentials = details.credentials
-        self.wait_for_ready = getattr(details, "wait_for_ready", None)
-        self.compression = getattr(details, "compression", None)
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
-class _AioUnaryUnary(grpc.aio.UnaryUnaryClientInterceptor):
-    def __init__(self, signer: Signer) -> None:
+class _AioSigningChannel(_SigningCalls, grpc.aio.Channel):
+    def __init__(self, inner: grpc.aio.Channel, signer: Signer) -> None:
+        self._inner = inner
         self._signer = signer
 
-    async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        return await continuation(_signed(client_call_details, self._signer), request)
+    async def close(self, grace: float | None = None) -> None:
+        await self._inner.close(grace)
 
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        state: grpc.ChannelConnectivity = self._inner.get_state(try_to_connect)
+        return state
 
-class _AioUnaryStream(grpc.aio.UnaryStreamClientInterceptor):
-    def __init__(self, signer: Signer) -> None:
-        self._signer = signer
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        await self._inner.wait_for_state_change(last_observed_state)
 
-    async def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        return await continuation(_signed(client_call_details, self._signer), request)
+    async def channel_ready(self) -> None:
+        await self._inner.channel_ready()
 
+    async def __aenter__(self) -> Self:
+        return self
 
-class _AioStreamStream(grpc.aio.StreamStreamClientInterceptor):
-    def __init__(self, signer: Signer) -> None:
-        self._signer = signer
-
-    async def intercept_stream_stream(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
-        return await continuation(_signed(client_call_details, self._signer), request_iterator)
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
 
 # A restarted master must be found again in the time that a heartbeat may be late; the default waits up to two minutes.
@@ -222,13 +252,10 @@ _OPTIONS: Final = (
 def channel(master: str, secret: bytes | None) -> grpc.Channel:
     """Return a channel to a master over which every call proves the secret, if there is one. Nothing is dialled yet."""
     plain = grpc.insecure_channel(master, options=_OPTIONS)
-    return plain if secret is None else grpc.intercept_channel(plain, _SyncSigning(Signer(secret)))
+    return plain if secret is None else _SigningChannel(plain, Signer(secret))
 
 
 def aio_channel(master: str, secret: bytes | None) -> grpc.aio.Channel:
     """Return such a channel for asyncio. Call it where the event loop runs."""
-    interceptors: list[grpc.aio.ClientInterceptor] = []
-    if secret is not None:
-        signer = Signer(secret)
-        interceptors = [_AioUnaryUnary(signer), _AioUnaryStream(signer), _AioStreamStream(signer)]
-    return grpc.aio.insecure_channel(master, options=_OPTIONS, interceptors=interceptors)
+    plain = grpc.aio.insecure_channel(master, options=_OPTIONS)
+    return plain if secret is None else _AioSigningChannel(plain, Signer(secret))

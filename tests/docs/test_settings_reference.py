@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from moonpool.master import MasterSettings
 from moonpool.transfer_engine import EngineSettings, TransferEngine
 from moonpool.transfer_engine.settings import EngineOptions
 
@@ -26,11 +27,13 @@ def test_the_page_is_up_to_date() -> None:
     assert PAGE.read_text(encoding="utf-8") == made, "run: make docs"
 
 
-def test_the_file_it_shows_is_the_defaults(tmp_path: Path) -> None:
-    text = PAGE.read_text(encoding="utf-8").split("```toml\n")[1].split("```")[0]
+@pytest.mark.parametrize(("table", "cls"), [("engine", EngineSettings), ("master", MasterSettings)])
+def test_the_file_it_shows_is_the_defaults(tmp_path: Path, table: str, cls: Any) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    text = page[page.index(f"```toml\n[{table}]") :].removeprefix("```toml\n").split("```")[0]
     file = tmp_path / "moonpool.toml"
     file.write_text(text, encoding="utf-8")
-    assert EngineSettings.load(file=file, environ={}) == EngineSettings()
+    assert cls.load(file=file, environ={}) == cls()
 
 
 @pytest.mark.parametrize("bound", ["minimum", "maximum"])

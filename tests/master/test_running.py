@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import queue
@@ -13,7 +14,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,30 @@ def test_with_the_secret_everything_works(start_master: Start, join: Join) -> No
     join(master, pb.NODE, host="node-0", secret=b"right").mount(MIB)
     client = join(master, secret=b"right")
     assert client.put(hashes(3)) == bytes(3)
+
+
+def test_with_asyncio_too(start_master: Start) -> None:
+    from moonpool.proto import pool_pb2_grpc
+    from moonpool.proto.auth import aio_channel
+
+    master = start_master(secret=b"right")
+
+    async def ask(secret: bytes) -> None:
+        async with aio_channel(master.address, secret) as channel:
+            await channel.channel_ready()
+            pool = pool_pb2_grpc.PoolStub(channel)
+            for _ in range(3):
+                assert (await pool.Exists(pb.ExistsRequest(hashes=bytes(64)), timeout=SECONDS)).statuses == b"\2\2"
+            beats = pool.Heartbeat(hello(), timeout=SECONDS)
+            assert (await beats.read()).WhichOneof("kind") == "welcome"
+            beats.cancel()
+
+    async def hello() -> AsyncIterator[pb.HeartbeatRequest]:
+        yield pb.HeartbeatRequest(hello=pb.Hello(session=os.urandom(16), incarnation=os.urandom(16)))
+
+    asyncio.run(ask(b"right"))
+    with pytest.raises(grpc.RpcError):
+        asyncio.run(ask(b"wrong"))
 
 
 def test_a_proof_is_good_for_one_call(start_master: Start) -> None:
@@ -263,6 +288,33 @@ def test_a_full_store_refuses_commits_and_gives_nothing_away(start_master: Start
     assert client.exists(before) == bytes(100)
     run("PRAGMA max_page_count = 1000000", ()).result(SECONDS)
     assert client.put(given.hashes) == bytes(5000)
+
+
+def test_a_commit_whose_caller_went_away_is_done_or_not_and_never_half(
+    start_master: Start, join: Join, tmp_path: Path
+) -> None:
+    master = start_master(store=f"sqlite:{tmp_path / 'master.db'}")
+    join(master, pb.NODE, host="node-0").mount(64 * MIB)
+    client = join(master)
+    for turn in range(60):
+        given = client.start(hashes(20))
+        request = pb.PutCommitRequest(
+            session=client.id, namespace="ns", hashes=given.hashes, generations=given.generations
+        )
+        commit = client.pool.PutCommit.future(request, timeout=SECONDS)
+        if turn % 3:
+            threading.Event().wait(turn / 30_000)
+        commit.cancel()
+        # Whatever became of it, what is not committed can be given up, and then be put again.
+        eventually(
+            lambda given=given: (
+                client.abort(given, settled=True) and set(client.put(given.hashes)) <= {pb.OK, pb.ALREADY}
+            ),
+            "the chunks are there",
+        )
+        assert client.exists(given.hashes) == bytes(20)
+    index = client.status()["index"]
+    assert (index["chunks"], index["writing"]) == (1200, 0)
 
 
 # ---------------------------------------------------------------- events
