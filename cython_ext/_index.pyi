@@ -18,11 +18,13 @@ HEADER_BYTES: int
 NO_SEGMENT: int
 
 class ChunkIndex:
-    """Args:
-    policy: ``"prefix"``, ``"s3fifo"`` or ``"lru"``.
-    chunks_max: the bound of the table, below 2^32 - 1.
-    epoch: of the leader, below 2^24; the upper 24 bits of every generation, so that none is given twice.
-    seed: of the choice between segments.
+    """An index, empty at first.
+
+    Args:
+        policy: ``"prefix"``, ``"s3fifo"`` or ``"lru"``.
+        chunks_max: the bound of the table, below 2^32 - 1.
+        epoch: of the leader, below 2^24; the upper 24 bits of every generation, so that none is given twice.
+        seed: of the choice between segments.
     """
 
     def __init__(self, *, policy: str = "prefix", chunks_max: int = ..., epoch: int = 1, seed: int = 0) -> None: ...
@@ -73,6 +75,7 @@ class ChunkIndex:
         `host`: preferred for the first replica; 0: no preference. The same owner that starts what it is already
         writing is told WRITING. Where there are enough hosts but not enough room on them, it is NO_SPACE too.
         A chunk that has lost all extents of this shard is written anew, in its slot.
+        What is ALREADY there is touched when the first shard is put, unless a lease on it is running.
         """
 
     def commit(
@@ -91,7 +94,10 @@ class ChunkIndex:
         """
 
     def publish(self, slots: bytes, now_ms: int) -> bytes:
-        """Second half: visible from now on. Returns what has all its shards now: records of u32 namespace, 32 bytes of hash."""
+        """Second half: visible from now on.
+
+        Returns what has all its shards now: records of u32 namespace, 32 bytes of hash.
+        """
 
     def revoke(self, slots: bytes) -> None:
         """The records could not be made durable: as if aborted and settled."""
@@ -126,9 +132,11 @@ class ChunkIndex:
         """
 
     def locate(self, namespace: int, hashes: bytes, shard: int, now_ms: int, lease_ms: int) -> tuple[bytes, bytes, int]:
-        """(statuses, extents: n x replicas, replicas: the most that one of them has). What is OK is touched and leased.
+        """(statuses, extents: n x replicas, replicas: the most that one of them has). What is OK is leased.
 
-        NOT_FOUND: also when no replica of this shard is readable. Those that are come first.
+        It is touched too, unless a lease on it is running: then this is the same use as the look-up that took the
+        lease, or as that of another rank. NOT_FOUND: also when no replica of this shard is readable. Those that are
+        come first.
         """
 
     def pin(self, owner: int, pin: int, namespace: int, hashes: bytes) -> bytes:
@@ -153,8 +161,10 @@ class ChunkIndex:
         """
 
     def reclaim(self, slots: bytes, now_ms: int) -> int:
-        """The removal of these slots is durable. Space of expired leases is free at once, the rest with a later
-        `reclaim(b"", now_ms)`. Returns bytes freed now."""
+        """The removal of these slots is durable: they may be used again. Returns bytes freed now.
+
+        Space without a running lease is free at once, the rest with a later `reclaim(b"", now_ms)`.
+        """
 
     # ---- restart
     def restore(self, slots: bytes, records: bytes) -> int:

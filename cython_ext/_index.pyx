@@ -557,4 +557,4 @@ cdef class ChunkIndex:
         return (<bytes>wrong).decode()
 
 
-_POLICIES = ("lru", "s3fifo")
+_POLICIES = ("prefix", "s3fifo", "lru")

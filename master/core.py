@@ -27,6 +27,7 @@ __all__ = ["Core", "now_ms"]
 
 _log = logging.getLogger("moonpool.master")
 _NAMESPACE_MAX: Final = 255
+_HOSTS_MAX: Final = 1 << 16
 T = TypeVar("T")
 
 
@@ -103,8 +104,10 @@ class Core:
     # ---------------------------------------------------------------- small things
 
     def host(self, host_id: str) -> int:
-        """Return the number of a host; 0 for one without a name."""
-        return self._hosts.setdefault(host_id, len(self._hosts) + 1) if host_id else 0
+        """Return the number of a host; 0, which prefers none, for one without a name, and beyond the bound."""
+        if not host_id or (host_id not in self._hosts and len(self._hosts) >= _HOSTS_MAX):
+            return 0
+        return self._hosts.setdefault(host_id, len(self._hosts) + 1)
 
     def namespace(self, name: str) -> int:
         """Return the number of a namespace; 0, which no chunk has, for one that nobody has put into."""

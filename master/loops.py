@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 from moonpool.master.core import Core, now_ms
@@ -15,9 +16,9 @@ _EVICT_PERIOD: Final = 0.25
 _SWEEP_PERIOD: Final = 0.5
 # Slots that a step looks at: a millisecond or so.
 _SWEEP_SLOTS: Final = 16_384
-# What one step of background eviction gives up at most, so that puts come in between.
-_EVICT_BYTES: Final = 1 << 30
-_EVICT_STEPS: Final = 64
+# What one step of background eviction gives up at most, so that other calls come in between: a few milliseconds.
+_EVICT_CHUNKS: Final = 4096
+_EVICT_STEPS: Final = 256
 
 
 def start_loops(core: Core) -> None:
@@ -71,6 +72,8 @@ class _Sweep:
 
     async def work(self) -> None:
         core = self._core
+        if core.sweep_round and not any(segment.row.lost for segment in core.segments.all.values()):
+            return  # the first round is for records that were refused
         slots, complete = core.index.sweep(now_ms(), _SWEEP_SLOTS)
         if slots:
             await core.to_the_end(core.delete(slots))
@@ -87,20 +90,24 @@ class _Sweep:
 
 async def _evict(core: Core) -> None:
     settings = core.settings
-    used, capacity = _used(core)
+    used, capacity, chunks = _used(core)
     if used <= settings.high_watermark * capacity:
         return
     for _ in range(_EVICT_STEPS):
         excess = used - round(settings.low_watermark * capacity)
-        if excess <= 0 or not await core.evict(min(excess, _EVICT_BYTES)):
+        if excess <= 0 or not await core.evict(min(excess, _EVICT_CHUNKS * used // max(chunks, 1) + 1)):
             return
-        used, capacity = _used(core)
+        await asyncio.sleep(0)
+        used, capacity, chunks = _used(core)
 
 
-def _used(core: Core) -> tuple[int, int]:
-    """Return bytes in use and the capacity. What waits to be free is not in use: no eviction makes it free earlier."""
+def _used(core: Core) -> tuple[int, int, int]:
+    """Return bytes in use, the capacity, and chunks.
+
+    What waits to be free is not in use: no eviction makes it free earlier.
+    """
     stats = core.index.stats()
-    return stats["used_bytes"] - stats["condemned_bytes"], stats["capacity_bytes"]
+    return stats["used_bytes"] - stats["condemned_bytes"], stats["capacity_bytes"], stats["chunks"]
 
 
 def _segments(core: Core) -> None:

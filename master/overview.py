@@ -104,6 +104,7 @@ def status(core: Core) -> dict[str, Any]:
         "nodes": sum(session.kind == pb.NODE for session in sessions),
         "pins": sum(len(session.pins) for session in sessions),
         "fences_outstanding": core.fences.outstanding,
+        "writers_before_restart": len(core.old_writers),
         "restored_chunks": core.restored_chunks,
         "namespaces": len(core.namespaces),
         "store": {"kind": core.settings.store.partition(":")[0], **core.store.stats()},

@@ -47,7 +47,7 @@ def positions(statuses: bytes | bytearray, status: int) -> list[int]:
     return found
 
 
-def take(packed: bytes, width: int, which: Sequence[int]) -> bytes:
+def take(packed: bytes | bytearray, width: int, which: Sequence[int]) -> bytes:
     """Return the items at some positions."""
     return b"".join([packed[place * width : (place + 1) * width] for place in which])
 

@@ -46,7 +46,13 @@ class Put:
         statuses, extents = self._start(request.hashes, request.parents, request.lengths)
         refused = 0
         if pb.NO_SPACE in statuses:
-            statuses, extents = await self._make_room(bytearray(statuses), bytearray(extents))
+            found, given = bytearray(statuses), bytearray(extents)
+            try:
+                await self._make_room(found, given)
+            except BaseException:
+                self._take_back(found, given)
+                raise
+            statuses, extents = bytes(found), bytes(given)
             refused = statuses.count(pb.NO_SPACE)
             core.metrics.counts["no_space_items"] += refused
         return pb.PutStartReply(
@@ -76,7 +82,7 @@ class Put:
             self._deadline_ms,
         )
 
-    async def _make_room(self, statuses: bytearray, extents: bytearray) -> tuple[bytes, bytes]:
+    async def _make_room(self, statuses: bytearray, extents: bytearray) -> None:
         core, request = self._core, self._request
         core.metrics.counts["put_waits_calls"] += 1
         # What was given already may be written only so long after the request; the caller wants some of that.
@@ -93,7 +99,7 @@ class Put:
                 self._again(missing, parents, statuses, extents)
             left = until - time.monotonic()
             if pb.NO_SPACE not in statuses or left <= 0 or self._session.ended or core.closing.is_set():
-                return bytes(statuses), bytes(extents)
+                return
             if evicted:
                 more = min(more * _MORE, _MORE_MAX)
             else:
@@ -106,6 +112,19 @@ class Put:
             # The caller has been given a part, which it must hear of. The loop that reclaims tries again.
             _log.warning("what was evicted is not free yet: %s", error)
             return 0
+
+    def _take_back(self, statuses: bytearray, extents: bytearray) -> None:
+        """The caller is gone and has not heard of what it was given, so it cannot write there."""
+        given = positions(statuses, pb.OK)
+        if given and not self._session.ended:
+            self._core.index.abort(
+                self._session.owner,
+                self._namespace,
+                take(self._request.hashes, HASH_BYTES, given),
+                b"".join([extents[_EXTENT_BYTES * self._replicas * place :][:8] for place in given]),
+                self._request.shard,
+                True,
+            )
 
     def _again(self, missing: list[int], parents: bytes, statuses: bytearray, extents: bytearray) -> None:
         request = self._request

@@ -35,7 +35,8 @@ _log = logging.getLogger("moonpool.master")
 _GRACE_S: Final = 2.0
 _START_S: Final = 600.0
 _STOP_S: Final = 60.0
-_CALLS_MAX: Final = 8192
+# Calls at once, beside the stream of each session and the one that follows it.
+_CALLS_MAX: Final = 4096
 # Of a PutStart with everything, per chunk, and of the rest of a message.
 _BYTES_PER_CHUNK: Final = 80
 _BYTES_PER_MESSAGE: Final = 64 << 10
@@ -89,7 +90,9 @@ class MasterServer:
         identity = await asyncio.to_thread(self._store.open)
         self._core = core = Core(settings, self._store, identity, methods())
         await asyncio.to_thread(core.restore)
-        self._server = server = grpc.aio.server(options=_options(settings), maximum_concurrent_rpcs=_CALLS_MAX)
+        self._server = server = grpc.aio.server(
+            options=_options(settings), maximum_concurrent_rpcs=_CALLS_MAX + 2 * settings.sessions_max
+        )
         verifier = None if settings.secret is None else Verifier(settings.secret)
         parts: list[object] = [ChunkCalls(core), MembershipCalls(core), OverviewCalls(core)]
         server.add_generic_rpc_handlers((Calls(core.metrics, verifier).handlers(parts),))

@@ -75,7 +75,7 @@ class MasterSettings:
         "sqlite:moonpool.db",
         "Where metadata is kept: sqlite:PATH, so that chunks are found again after a restart, or memory.",
     )
-    policy: str = setting("lru", "Which chunks go first when there is no room.", choices=("prefix", "s3fifo", "lru"))
+    policy: str = setting("prefix", "Which chunks go first when there is no room.", choices=("prefix", "s3fifo", "lru"))
     chunks_max: int = setting(
         16_777_216, "Most chunks. Beyond it puts are refused. One takes up to 200 bytes.", minimum=1, maximum=1 << 31
     )
@@ -99,7 +99,8 @@ class MasterSettings:
     put_begin: float = setting(
         5.0,
         "How long after it asked for room a client may begin to write there; a put waits for room half as long at "
-        "most. After a restart, segments take no new chunks for so long.",
+        "most. After a restart, segments take no new chunks for so long; whoever makes it smaller leaves the old time "
+        "between the two masters.",
         unit="seconds",
         minimum=0.05,
         maximum=_DAY,
@@ -110,7 +111,7 @@ class MasterSettings:
     lease_max: float = setting(
         10.0,
         "Longest lease that a reader is given. After a restart nothing that was there before is overwritten for so "
-        "long.",
+        "long; whoever makes it smaller leaves the old time between the two masters.",
         unit="seconds",
         minimum=0.01,
         maximum=_DAY,

@@ -68,6 +68,8 @@ class Loop:
                 _log.exception("a round of the loop %r failed; it goes on", self.name)
                 await asyncio.sleep(_PAUSE)
             self._beat = time.monotonic()
+            # A loop that wakes itself must let others run in between.
+            await asyncio.sleep(0)
             await self._pause()
 
     async def _pause(self) -> None:

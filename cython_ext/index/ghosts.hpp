@@ -1,76 +1,56 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which keys went not long ago: 8 bytes each, sets of four of which the oldest makes room. A key is remembered until as
-// many others have gone as the table was told to remember.
+// What is remembered of chunks that went: when they were used last and how often. Sets of eight entries of 12 bytes;
+// the one that went first makes room. Memory that was never written is never there.
 #pragma once
 
-#include <algorithm>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
+#include <optional>
 
 namespace moonpool::index {
 
+struct Ghost {
+  uint64_t clock;
+  uint32_t count;  // 0 to 7
+};
+
 class Ghosts {
  public:
-  // How many to remember. The table follows it up and down by powers of two.
-  void set_reach(size_t count) {
-    reach_ = static_cast<uint32_t>(std::min<size_t>(count, UINT32_MAX / 4));
-    const size_t wanted = std::bit_ceil(std::max<size_t>(reach_, 64));
-    if (entries_.size() >= wanted && entries_.size() <= 4 * wanted) return;
-    std::vector<Entry> before(wanted);
-    before.swap(entries_);
-    for (const Entry &entry : before) {
-      if (entry.age_and_1 != 0 && now_ - entry.age_and_1 < reach_) put(entry);
-    }
-  }
-  void add(uint64_t hash) {
-    if (++now_ == 0) ++now_;
-    put({tag_of(hash), now_});
-  }
-  // Whether it is remembered; then no more.
-  bool take(uint64_t hash) {
-    if (entries_.empty()) return false;
-    const uint32_t tag = tag_of(hash);
-    Entry *set = set_of(tag);
-    for (Entry *at = set; at < set + kWays; ++at) {
-      if (at->age_and_1 == 0 || at->tag != tag) continue;
-      const bool known = now_ - at->age_and_1 < reach_;
-      *at = {};
-      return known;
-    }
-    return false;
-  }
-  size_t bytes() const { return entries_.capacity() * sizeof(Entry); }
+  Ghosts() = default;
+  Ghosts(const Ghosts &) = delete;
+  Ghosts &operator=(const Ghosts &) = delete;
+  ~Ghosts() { set_capacity(0); }
+
+  // What was remembered is forgotten. Where there is no memory, nothing is remembered from now on.
+  void set_capacity(size_t entries);
+  // Returns what had to make room. `now` is not before any `clock`, and within 2^32 of those that matter.
+  std::optional<Ghost> put(uint64_t name, Ghost ghost, uint64_t now);
+  // It is forgotten with that.
+  std::optional<Ghost> take(uint64_t name, uint64_t now);
+
+  size_t bytes() const { return sets_ * sizeof(Set); }
 
  private:
-  static constexpr size_t kWays = 4;
+  static constexpr uint32_t kWays = 8;
   struct Entry {
-    uint32_t tag = 0;
-    uint32_t age_and_1 = 0;  // the number of when it went; 0: empty
+    uint32_t tag_and_count;  // 0: empty
+    uint32_t clock;          // its lower half
+    uint32_t order;
+  };
+  struct Set {
+    Entry entries[kWays];
   };
 
-  static uint32_t tag_of(uint64_t hash) { return static_cast<uint32_t>(hash >> 32); }
-  Entry *set_of(uint32_t tag) {
-    const size_t sets = entries_.size() / kWays;
-    return &entries_[(uint64_t{tag} * sets >> 32) * kWays];
+  static uint32_t tag_of(uint64_t name) { return static_cast<uint32_t>(name) | 8; }
+  static Ghost ghost_of(const Entry &entry, uint64_t now) {
+    return {now - static_cast<uint32_t>(static_cast<uint32_t>(now) - entry.clock), entry.tag_and_count & 7};
   }
-  void put(Entry entry) {
-    Entry *set = set_of(entry.tag);
-    Entry *oldest = set;
-    for (Entry *at = set; at < set + kWays; ++at) {
-      if (at->age_and_1 == 0 || at->tag == entry.tag) {
-        oldest = at;
-        break;
-      }
-      if (now_ - at->age_and_1 > now_ - oldest->age_and_1) oldest = at;
-    }
-    *oldest = entry;
-  }
+  Set &set_of(uint64_t name) { return all_[(name >> 32) * sets_ >> 32]; }
 
-  std::vector<Entry> entries_;
-  uint32_t reach_ = 0, now_ = 0;
+  Set *all_ = nullptr;
+  size_t sets_ = 0;
+  uint32_t order_ = 0;
 };
 
 }  // namespace moonpool::index

@@ -37,7 +37,7 @@ ChunkIndex::ChunkIndex(std::string_view policy, uint32_t chunks_max, uint64_t ep
       chunks_max_(chunks_max),
       table_seed_(secret()),
       epoch_(epoch),
-      policy_(Policy::make(policy, chunks_, table_seed_)),
+      policy_(Policy::make(policy, chunks_, seed)),
       random_(seed) {}
 
 ChunkIndex::Exclusive ChunkIndex::exclusive() {
@@ -121,6 +121,26 @@ void ChunkIndex::list(uint32_t slot) {
   policy_->on_insert(slot, chunk.parent);
 }
 
+void ChunkIndex::leave_family(uint32_t slot) {
+  const uint32_t parent = chunks_[slot].parent;
+  family_.leave(slot);
+  if (parent != kNone && chunks_[parent].listed && chunks_[parent].child == kNone) policy_->on_leaf(parent, slot);
+}
+
+// As many as fit into what can be written, at the size that they have by now.
+void ChunkIndex::tell_capacity() {
+  uint64_t capacity = 0, used = 0;
+  for (uint32_t at = 0; at < segments_.end(); ++at) {
+    if (!segments_.used(at) || !segments_[at].writable) continue;
+    capacity += segments_[at].space.capacity();
+    used += segments_[at].space.used();
+  }
+  if (used == 0) return;
+  const double each = static_cast<double>(used) / static_cast<double>(std::max<size_t>(1, table_.count()));
+  const double chunks = static_cast<double>(capacity) / each;
+  policy_->set_capacity(static_cast<size_t>(std::min(chunks + 0.5, static_cast<double>(chunks_max_))));
+}
+
 void ChunkIndex::detach(uint32_t slot, bool evicted) {
   Chunk &chunk = chunks_[slot];
   for (uint32_t i = 0; i < chunk.shards; ++i) {
@@ -133,14 +153,14 @@ void ChunkIndex::detach(uint32_t slot, bool evicted) {
     chunk.listed = false;
     --listed_;
   }
-  family_.leave(slot);
+  leave_family(slot);
   table_.erase(hash_of(chunk.hash, chunk.name_space), slot);
   chunk.state = ChunkState::kRemoved;
 }
 
 void ChunkIndex::forget(uint32_t slot) {
   Chunk &chunk = chunks_[slot];
-  family_.leave(slot);
+  leave_family(slot);
   table_.erase(hash_of(chunk.hash, chunk.name_space), slot);
   chunks_.give(slot);
 }

@@ -167,6 +167,8 @@ class ChunkIndex {
   void forget(uint32_t slot);
   void forget_if_empty(uint32_t slot);
   void list(uint32_t slot);
+  void leave_family(uint32_t slot);
+  void tell_capacity();
   bool may_go(uint32_t slot, int64_t now);
   uint64_t writable_bytes(const Chunk &chunk) const;
   uint32_t write_extents(const Shard &shard, uint8_t *out) const;

@@ -118,6 +118,7 @@ std::vector<uint32_t> ChunkIndex::oldest_commit(uint32_t slot, uint64_t *next) {
 Outcome ChunkIndex::publish(const uint8_t *slots, size_t count, std::string *keys) noexcept {
   return guarded([&] {
     const Exclusive held = exclusive();
+    tell_capacity();
     for (size_t i = 0; i < count; ++i) {
       const uint32_t slot = load_u32(slots + i * 4);
       uint64_t next = 0;

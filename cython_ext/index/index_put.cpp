@@ -34,6 +34,7 @@ Outcome ChunkIndex::start(const StartCall &call, uint8_t *statuses, uint8_t *ext
     orphans_ = {};  // nothing is restored any more
     Placement placement(segments_, call.avoid, call.host, call.replicas, call.now, random_);
     uint32_t steps = kStepsMax;
+    std::vector<uint32_t> used;
     for (size_t i = 0; i < call.hashes.count * call.replicas; ++i) write_no_extent(extents + i * kExtentBytes);
     find_each(call.hashes, [&](size_t i, uint32_t slot) {
       // It may have come with this very call.
@@ -42,11 +43,14 @@ Outcome ChunkIndex::start(const StartCall &call, uint8_t *statuses, uint8_t *ext
       statuses[i] = static_cast<uint8_t>(status);
       if (status != ItemStatus::kOk && status != ItemStatus::kAlready) return true;
       if (slot == kNone) slot = find(call.hashes[i], call.hashes.name_space);
+      // As in locate(): a use that is counted already holds a lease, and the first shard stands for all.
+      if (status == ItemStatus::kAlready && call.shard == 0 && chunks_[slot].leased() <= call.now) used.push_back(slot);
       if (chunks_[slot].parent != kNone) return true;
       const uint32_t parent = parent_of(call, i);
       if (parent != kNone) family_.join(slot, parent, &steps);
       return true;
     });
+    std::for_each(used.rbegin(), used.rend(), [&](uint32_t slot) { policy_->on_touch(slot); });
     return Outcome::kOk;
   });
 }

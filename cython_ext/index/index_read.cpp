@@ -78,7 +78,7 @@ Outcome ChunkIndex::locate(Hashes hashes, uint32_t shard, int64_t now, int64_t l
           } else if (readable(chunk.shard(shard))) {
             status = ItemStatus::kOk;
             found[i] = slot;
-            touched.push_back(slot);
+            if (chunks_[slot].leased() <= now) touched.push_back(slot);
             *replicas = std::max<uint32_t>(*replicas, chunk.shard(shard).replicas);
             const Place first = chunks_.place(chunk.shard(shard), 0);
             if (!segments_.lost(first)) segments_[first.segment].space.prefetch(first.piece);
@@ -96,9 +96,10 @@ Outcome ChunkIndex::locate(Hashes hashes, uint32_t shard, int64_t now, int64_t l
         out += *replicas * kExtentBytes;
       }
       touch(touched, &crowded);
-      if (lease > 0 && !touched.empty()) raise(leased_until_, now + lease);
-      for (const uint32_t slot : touched) {
-        if (lease > 0) chunks_[slot].lease(now + lease);
+      for (const uint32_t slot : found) {
+        if (lease <= 0 || slot == kNone) continue;
+        chunks_[slot].lease(now + lease);
+        raise(leased_until_, now + lease);
       }
     }
     if (crowded) exclusive();

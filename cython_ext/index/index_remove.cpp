@@ -80,6 +80,7 @@ Outcome ChunkIndex::evict(uint64_t want, int64_t now, std::string *slots, std::s
     const Exclusive held = exclusive();
     *bytes = 0;
     uint32_t looks = kLooksMax;
+    tell_capacity();
     const Policy::MayGo may_go_now = [&](uint32_t slot) { return may_go(slot, now); };
     while (*bytes < want) {
       const uint32_t slot = policy_->victim(may_go_now, &looks);

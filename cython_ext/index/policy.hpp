@@ -22,10 +22,15 @@ class Policy {
   static std::unique_ptr<Policy> make(std::string_view name, Chunks &chunks, uint64_t seed);
 
   virtual ~Policy() = default;
+  // How many chunks fit, as far as can be said now. Called often.
+  virtual void set_capacity(size_t) {}
   // `parent`: a slot that the policy may or may not know, or kNone.
   virtual void on_insert(uint32_t slot, uint32_t parent) = 0;
   virtual void on_touch(uint32_t slot) = 0;
+  // Before it leaves its parent.
   virtual void on_remove(uint32_t slot, bool evicted) = 0;
+  // The last child of a chunk that it knows is gone, or has another parent.
+  virtual void on_leaf(uint32_t, uint32_t) {}
   // What goes next of those that `may_go`; it stays where it is. kNone: nothing was found within `looks`, which is
   // lowered by one for each chunk that was looked at.
   virtual uint32_t victim(const MayGo &may_go, uint32_t *looks) = 0;

@@ -22,6 +22,14 @@ class PolicyList {
     newest_ = slot;
     ++size_;
   }
+  void add_oldest(uint32_t slot) {
+    Chunk &chunk = chunks_[slot];
+    chunk.before = oldest_;
+    chunk.after = kNone;
+    (oldest_ == kNone ? newest_ : chunks_[oldest_].after) = slot;
+    oldest_ = slot;
+    ++size_;
+  }
   void remove(uint32_t slot) {
     const Chunk &chunk = chunks_[slot];
     (chunk.before == kNone ? newest_ : chunks_[chunk.before].after) = chunk.after;

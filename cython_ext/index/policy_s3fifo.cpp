@@ -5,22 +5,33 @@
 
 namespace moonpool::index {
 
+void S3FifoPolicy::set_capacity(size_t chunks) {
+  // What is remembered is forgotten, so small changes are none.
+  if (capacity_ != 0 && chunks > capacity_ - capacity_ / 4 && chunks < capacity_ + capacity_ / 3 + 1) return;
+  capacity_ = chunks;
+  ghosts_.set_capacity(chunks);
+}
+
 void S3FifoPolicy::on_insert(uint32_t slot, uint32_t) {
   Chunk &chunk = chunks_[slot];
-  uses(chunk) = 0;
-  in_main(chunk) = ghosts_.take(hash_of(chunk)) ? 1 : 0;
-  (in_main(chunk) != 0 ? main_ : small_).add(slot);
+  uses(chunk) = parked(chunk) = 0;
+  in_main(chunk) = ghosts_.take(hash_of(chunk), 0) ? 1 : 0;
+  queue_of(chunk).add(slot);
 }
 
 void S3FifoPolicy::on_touch(uint32_t slot) { uses(chunks_[slot]) = std::min(kUsesMax, uses(chunks_[slot]) + 1); }
 
 void S3FifoPolicy::on_remove(uint32_t slot, bool evicted) {
   Chunk &chunk = chunks_[slot];
-  const bool from_main = in_main(chunk) != 0;
-  (from_main ? main_ : small_).remove(slot);
-  if (!evicted || from_main) return;
-  ghosts_.set_reach(small_.size() + main_.size());
-  ghosts_.add(hash_of(chunk));
+  if (parked(chunk) == 0) queue_of(chunk).remove(slot);
+  if (evicted && in_main(chunk) == 0) ghosts_.put(hash_of(chunk), {0, 0}, 0);
+}
+
+void S3FifoPolicy::on_leaf(uint32_t slot, uint32_t) {
+  Chunk &chunk = chunks_[slot];
+  if (parked(chunk) == 0) return;
+  parked(chunk) = 0;
+  queue_of(chunk).add_oldest(slot);
 }
 
 uint32_t S3FifoPolicy::victim(const MayGo &may_go, uint32_t *looks) {
@@ -29,32 +40,27 @@ uint32_t S3FifoPolicy::victim(const MayGo &may_go, uint32_t *looks) {
   for (; *looks > 0; --*looks) {
     const bool full = small_.size() > (small_.size() + main_.size()) / kSmallShare;
     const bool from_main = main_.size() > 0 && main_turns > 0;
-    if (small_turns > 0 && small_.size() > 0 && (full || !from_main)) {
-      --small_turns;
-      const uint32_t oldest = small_.oldest();
-      Chunk &chunk = chunks_[oldest];
-      if (uses(chunk) > 1) {
-        small_.remove(oldest);
-        uses(chunk) = 0;
-        in_main(chunk) = 1;
-        main_.add(oldest);
-      } else if (may_go(oldest)) {
-        return oldest;
-      } else {
-        small_.renew(oldest);
-      }
-    } else if (from_main) {
-      --main_turns;
-      const uint32_t oldest = main_.oldest();
-      Chunk &chunk = chunks_[oldest];
-      if (uses(chunk) > 0) {
-        --uses(chunk);
-      } else if (may_go(oldest)) {
-        return oldest;
-      }
+    const bool from_small = small_.size() > 0 && small_turns > 0 && (full || !from_main);
+    if (!from_small && !from_main) break;
+    --(from_small ? small_turns : main_turns);
+    PolicyList &queue = from_small ? small_ : main_;
+    const uint32_t oldest = queue.oldest();
+    Chunk &chunk = chunks_[oldest];
+    if (chunk.child != kNone) {
+      queue.remove(oldest);
+      parked(chunk) = 1;
+    } else if (from_small && uses(chunk) > 1) {
+      small_.remove(oldest);
+      uses(chunk) = 0;
+      in_main(chunk) = 1;
+      main_.add(oldest);
+    } else if (from_main && !from_small && uses(chunk) > 0) {
+      --uses(chunk);
       main_.renew(oldest);
+    } else if (may_go(oldest)) {
+      return oldest;
     } else {
-      return kNone;
+      queue.renew(oldest);  // it is in use
     }
   }
   return kNone;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // S3-FIFO (Yang et al., SOSP 2023): a small queue that what is used once passes through quickly, a main queue whose
-// chunks get another turn for each use, and the keys of what has gone, which come back into the main queue.
+// chunks get another turn for each use, and the keys of what has gone, which come back into the main queue. Leaves go
+// first, as in policy_lru.hpp.
 #pragma once
 
 #include "ghosts.hpp"
@@ -14,9 +15,11 @@ class S3FifoPolicy final : public Policy {
  public:
   S3FifoPolicy(Chunks &chunks, uint64_t seed) : chunks_(chunks), seed_(seed), small_(chunks), main_(chunks) {}
 
+  void set_capacity(size_t chunks) override;
   void on_insert(uint32_t slot, uint32_t parent) override;
   void on_touch(uint32_t slot) override;
   void on_remove(uint32_t slot, bool evicted) override;
+  void on_leaf(uint32_t slot, uint32_t last_child) override;
   uint32_t victim(const MayGo &may_go, uint32_t *looks) override;
   size_t bytes() const override { return ghosts_.bytes(); }
 
@@ -26,12 +29,15 @@ class S3FifoPolicy final : public Policy {
 
   static uint32_t &uses(Chunk &chunk) { return chunk.policy_a; }
   static uint32_t &in_main(Chunk &chunk) { return chunk.policy_b; }
+  static uint32_t &parked(Chunk &chunk) { return chunk.policy_c; }
+  PolicyList &queue_of(Chunk &chunk) { return in_main(chunk) != 0 ? main_ : small_; }
   uint64_t hash_of(const Chunk &chunk) const { return key_hash(chunk.hash, chunk.name_space, seed_); }
 
   Chunks &chunks_;
   const uint64_t seed_;
   PolicyList small_, main_;
   Ghosts ghosts_;
+  size_t capacity_ = 0;
 };
 
 }  // namespace moonpool::index

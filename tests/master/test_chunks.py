@@ -307,3 +307,21 @@ def test_at_the_cap_puts_are_refused_and_the_master_lives(start_master: Start, j
     index = client.status()["index"]
     assert index["chunks"] <= index["chunks_max"] == 100
     assert index["memory_bytes"] > 0
+
+
+def test_what_a_caller_that_went_away_was_given_is_free_at_once(start_master: Start, join: Join) -> None:
+    master = start_master(put_begin=20.0)
+    node = join(master, pb.NODE, host="node-0")
+    node.mount(MIB)
+    client = join(master)
+    chunks = hashes(20)
+    request = pb.PutStartRequest(
+        session=client.id, namespace="ns", hashes=chunks, lengths=(60_000).to_bytes(8, "little"), wait_ms=10_000
+    )
+    waiting = client.pool.PutStart.future(request, timeout=60)
+    eventually(lambda: client.status()["counts"]["put_waits_calls"] == 1, "a put that waits")
+    assert client.status()["index"]["writing"] == 17
+    waiting.cancel()
+    eventually(lambda: client.status()["index"]["writing"] == 0, "nothing is being written")
+    assert client.put(chunks[: 32 * 17], 60_000) == bytes(17)
+    assert not node.fences

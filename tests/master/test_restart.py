@@ -147,7 +147,7 @@ def test_writers_of_before_are_fenced_before_the_segment_takes_new_chunks(
         back.answer(fence)
     eventually(lambda: client.put(hashes(1)) == bytes(1), "room")
     # The third master fences nobody of the first: only the client of the second.
-    eventually(lambda: client.status()["fences_outstanding"] == 0, "no fence")
+    eventually(lambda: client.status()["writers_before_restart"] == 0, "they are forgotten")
     client.put(hashes(1))
     master.end(signal.SIGTERM)
     master = run()
