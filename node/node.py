@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import socket
 import threading
@@ -55,6 +56,8 @@ class StoreNode:
         self.name = settings.name or socket.gethostname()
         self._keeper = keeper = _Keeper(settings, self.name)
         self._finalizer = weakref.finalize(self, keeper.close)
+        # At the end of the interpreter before any finalizer: that of an engine which was opened later would come first.
+        atexit.register(keeper.close)
         try:
             keeper.start()
         except BaseException:
@@ -113,6 +116,7 @@ class _Keeper:
         self._thread.start()
 
     def close(self) -> None:
+        atexit.unregister(self.close)
         self._closing.set()
         self._lost.set()
         if self._thread.is_alive():

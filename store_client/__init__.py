@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The client of a pool: puts chunks of KV cache into it and gets them out again, verified."""
 
-from moonpool.store_client.client import Removed, StoreClient
+from moonpool.store_client.asking import Removed
+from moonpool.store_client.client import StoreClient
 from moonpool.store_client.errors import (
     AuthenticationError,
     ChunkBusyError,

@@ -3,21 +3,19 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from moonpool.proto import pool_pb2 as pb
-from moonpool.store_client import pins
+from moonpool.store_client.asking import Asking, Removed
 from moonpool.store_client.core import Core
-from moonpool.store_client.errors import ChunkConflictError, ChunkInUseError, ClientClosedError, StoreArgumentError
+from moonpool.store_client.errors import ChunkConflictError, ClientClosedError, StoreArgumentError
 from moonpool.store_client.getting import GetRequest, get
 from moonpool.store_client.packing import numbers, packed_hashes, packed_parents
 from moonpool.store_client.pins import Pin
@@ -37,20 +35,12 @@ __all__ = ["Removed", "StoreClient"]
 T = TypeVar("T")
 
 
-class Removed(NamedTuple):
-    """What `StoreClient.remove_prefix` did."""
-
-    removed: int
-    #: Chunks that are pinned, and stay.
-    in_use: int
-
-
-class StoreClient:
+class StoreClient(Asking):
     """Puts chunks into a pool and gets them out again, many at a time.
 
     ::
 
-        with StoreClient("master-0:7800") as client:
+        with StoreClient("master-0:7600") as client:
             client.put("llama", [hash_0, hash_1], [kv_0, kv_1]).require()
             found = client.get("llama", [hash_0, hash_1])
             found[0]  # bytes, or None
@@ -206,69 +196,6 @@ class StoreClient:
         """
         return self._get(namespace, hashes, destinations, ranges, shard, lease, timeout)
 
-    def exists(self, namespace: str, hashes: Hashes, *, timeout: float | None = None) -> npt.NDArray[np.bool_]:
-        """Return for each chunk whether it is there. It is not kept by this, nor does it become younger.
-
-        Raises:
-            MasterUnavailableError: the master did not answer in time.
-        """
-        request = pb.ExistsRequest(namespace=namespace, hashes=packed_hashes(hashes))
-        reply = self._core.call("Exists", request, self._deadline(timeout))
-        there: npt.NDArray[np.bool_] = np.frombuffer(reply.statuses, dtype=np.uint8) == pb.OK
-        return there
-
-    def match_prefix(self, namespace: str, hashes: Hashes, *, lease: float = 0.0, timeout: float | None = None) -> int:
-        """Return how many of the first chunks are there, with all their shards.
-
-        Args:
-            namespace: as in `put`.
-            hashes: of a chain, from its beginning.
-            lease: seconds for which they are not given up, so that they can be got; 0: none.
-            timeout: seconds.
-
-        Raises:
-            MasterUnavailableError: the master did not answer in time.
-        """
-        request = pb.MatchPrefixRequest(namespace=namespace, hashes=packed_hashes(hashes), lease_ms=int(lease * 1000))
-        matched: int = self._core.call("MatchPrefix", request, self._deadline(timeout)).matched
-        return matched
-
-    def remove(self, namespace: str, hashes: Hashes, *, timeout: float | None = None) -> Results:
-        """Remove chunks, with all their shards and replicas. Others are: MISS, or FAILED with ChunkInUseError.
-
-        Raises:
-            MasterUnavailableError: the master did not answer in time.
-        """
-        request = pb.RemoveRequest(namespace=namespace, hashes=packed_hashes(hashes))
-        statuses = self._core.call("Remove", request, self._deadline(timeout)).statuses
-        outcomes = {pb.OK: Outcome.OK, pb.NOT_FOUND: Outcome.MISS}
-        failed = {
-            index: ChunkInUseError("the chunk is pinned", item=index, retryable=True)
-            for index, status in enumerate(statuses)
-            if status not in outcomes
-        }
-        return Results(bytes(outcomes.get(status, Outcome.FAILED) for status in statuses), {**failed})
-
-    def remove_prefix(self, namespace: str, hash: bytes, *, timeout: float | None = None) -> Removed:  # noqa: A002
-        """Remove a chunk and all that descend from it.
-
-        Raises:
-            MasterUnavailableError: the master did not answer in time.
-        """
-        (one,) = [packed_hashes([hash])]
-        reply = self._core.call(
-            "RemovePrefix", pb.RemovePrefixRequest(namespace=namespace, hash=one), self._deadline(timeout)
-        )
-        return Removed(reply.removed, reply.in_use)
-
-    def pin(self, namespace: str, hashes: Hashes, *, timeout: float | None = None) -> Pin:
-        """Keep chunks from being evicted and removed, until the pin is released or this client ends.
-
-        Raises:
-            MasterUnavailableError: the master did not answer in time.
-        """
-        return pins.pin(self._core, namespace, packed_hashes(hashes), self._deadline(timeout))
-
     # ---------------------------------------------------------------- the same, later
 
     def put_async(self, *args: Any, **kwargs: Any) -> Future[Results]:
@@ -310,25 +237,6 @@ class StoreClient:
         """Allocate registered memory for values and destinations."""
         return self._core.engine.allocate(nbytes)
 
-    def segments(self, *, timeout: float | None = None) -> list[pb.Segment]:
-        """Return the segments of the pool, as the master sees them.
-
-        Raises:
-            MasterUnavailableError: the master did not answer in time.
-        """
-        return self._core.segments.refresh(self._deadline(timeout))
-
-    def drain(self, segment: int, *, undo: bool = False, timeout: float | None = None) -> int:
-        """Put nothing more into a segment, or again with `undo`. Returns how many chunks are still there.
-
-        Raises:
-            MasterUnavailableError: the master did not answer in time.
-            MasterError: there is no such segment.
-        """
-        request = pb.DrainRequest(segment=segment, undo=undo)
-        chunks: int = self._core.call("Drain", request, self._deadline(timeout)).chunks
-        return chunks
-
     def stats(self) -> dict[str, Any]:
         """Return counters of this client."""
         core = self._core
@@ -350,16 +258,6 @@ class StoreClient:
             "engine": core.engine.stats(),
         }
 
-    def master_stats(self, *, timeout: float | None = None) -> dict[str, Any]:
-        """Return what the master says of itself and the pool.
-
-        Raises:
-            MasterUnavailableError: the master did not answer in time.
-        """
-        reply = self._core.call("Stats", pb.StatsRequest(), self._deadline(timeout))
-        stats: dict[str, Any] = json.loads(reply.json)
-        return stats
-
     def close(self) -> None:
         """End the session and every thread. Calls that run fail with ClientClosedError. Again: nothing."""
         self._finalizer()
@@ -375,11 +273,6 @@ class StoreClient:
         return f"<StoreClient of {self._core.link.address}, {state}>"
 
     # ---------------------------------------------------------------- inside
-
-    def _deadline(self, timeout: float | None) -> float:
-        if self._core.closed.is_set():
-            raise ClientClosedError("the client is closed")
-        return time.monotonic() + (self._core.settings.timeout if timeout is None else timeout)
 
     def _get(
         self,

@@ -7,7 +7,7 @@ import logging
 import socket
 import threading
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
@@ -42,6 +42,7 @@ _SESSION_LOOK: Final = 0.02
 _SETTLE_OWN: Final = 5.0
 _SETTLE_STAGED: Final = 0.05
 _DEADLINE: Final = "DEADLINE"
+_SPOILT_MAX: Final = 65_536
 
 
 class Job:
@@ -85,6 +86,9 @@ class Core:
         self._own_engine = engine is None
         self.engine = engine if engine is not None else _open_engine(settings)
         self.closed = threading.Event()
+        #: Chunks of which this client has found every copy spoilt, the last found at the end.
+        self._spoilt: OrderedDict[tuple[str, bytes], None] = OrderedDict()
+        self._lock = threading.Lock()
         try:
             self.link = MasterLink(settings.master, settings.secret)
             self.host_id = settings.host_id or socket.gethostname()
@@ -213,6 +217,26 @@ class Core:
             raise ClientClosedError("the client is closed")
         self.segments.failed(segment, error)
         self.report(segment, error)
+
+    def spoilt(self, namespace: str, hash_: bytes) -> None:
+        """Remember that no copy of a chunk is good, so that the next put of it writes it anew."""
+        with self._lock:
+            self._spoilt[namespace, hash_] = None
+            if len(self._spoilt) > _SPOILT_MAX:
+                self._spoilt.popitem(last=False)
+
+    @property
+    def any_spoilt(self) -> bool:
+        """Whether there are any, which is hardly ever so."""
+        return bool(self._spoilt)
+
+    def take_spoilt(self, namespace: str, hashes: list[bytes]) -> list[bytes]:
+        """Return which of these chunks were found spoilt, and forget it."""
+        with self._lock:
+            found = [one for one in hashes if (namespace, one) in self._spoilt]
+            for one in found:
+                del self._spoilt[namespace, one]
+        return found
 
     def aside(self, method: str, request: Any) -> None:
         """Make a call whose outcome nobody waits for. When too many wait already, it is left out."""

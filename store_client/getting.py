@@ -283,6 +283,7 @@ class _Piecewise:
                 "no copy of the chunk that can be read has its header and digest", hint="compute it, and put it"
             )
             self._request.fail(item, error, Outcome.CORRUPT)
+            self._core.spoilt(self._request.namespace, self._hashes[row].tobytes())
             return
         error = errors.NodeUnreachableError(
             "no node that has the chunk can be reached", cause=str(self._failure or ""), retryable=True

@@ -180,15 +180,16 @@ class _Piecewise:
         avoid: list[int],
     ) -> npt.NDArray[np.bool_]:
         """Return which rows are done with: they are there already, or never will be."""
-        already = statuses == pb.ALREADY
+        already = (statuses == pb.ALREADY) & ~self._renewed(rows, statuses)
         self._request.outcomes[self._items[rows[already]]] = Outcome.ALREADY
         finished: npt.NDArray[np.bool_] = already.copy()
-        if (granted | already | (statuses == pb.WRITING)).all():
+        waiting = (statuses == pb.ALREADY) | (statuses == pb.WRITING)
+        if (granted | waiting).all():
             return finished
         if self._space_until is None and (statuses == pb.NO_SPACE).any():
             # The master has waited for some of it already.
             self._space_until = time.monotonic() + self._core.settings.space_wait
-        for index in np.flatnonzero(~granted & ~already & (statuses != pb.WRITING)).tolist():
+        for index in np.flatnonzero(~granted & ~waiting).tolist():
             status = int(statuses[index])
             if status == pb.NO_SPACE and self._space_until is not None and time.monotonic() < self._space_until:
                 continue
@@ -199,6 +200,22 @@ class _Piecewise:
             self._forgive_at = time.monotonic() + _FORGIVE
             self._core.segments.forgive(avoid)
         return finished
+
+    def _renewed(self, rows: npt.NDArray[np.intp], statuses: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+        """Return the rows that are there, but were found spoilt by this client. They are removed, to be put again."""
+        renewed = np.zeros(len(rows), dtype=np.bool_)
+        there = np.flatnonzero(statuses == pb.ALREADY)
+        if not len(there) or not self._core.any_spoilt:
+            return renewed
+        packed = self._request.hashes_of(self._items[rows[there]])
+        hashes = [packed[at : at + HASH_BYTES] for at in range(0, len(packed), HASH_BYTES)]
+        spoilt = set(self._core.take_spoilt(self._request.namespace, hashes))
+        if spoilt:
+            message = pb.RemoveRequest(namespace=self._request.namespace, hashes=b"".join(spoilt))
+            statuses_of = self._core.call("Remove", message, self._request.deadline).statuses
+            removed = {one for one, status in zip(spoilt, statuses_of, strict=True) if status != pb.IN_USE}
+            renewed[there] = [one in removed for one in hashes]
+        return renewed
 
     def _refusal(self, status: int, retry_after: float) -> MoonpoolError:
         if status == pb.NO_SPACE:

@@ -12,7 +12,7 @@ import pytest
 from store_testing import content, key, keys, say
 
 from moonpool.cluster import LocalCluster, local_cluster
-from moonpool.store_client import NodeUnreachableError, NoSpaceError, Outcome, StoreClient
+from moonpool.store_client import ROOT, NodeUnreachableError, NoSpaceError, Outcome, StoreClient
 
 # The design says one second; a loaded machine that pauses is given more.
 PLACED_AGAIN_MAX = 10.0
@@ -120,3 +120,28 @@ def test_puts_of_a_killed_client_do_not_stay_in_the_way(shared_cluster: LocalClu
         assert ended.returncode == -9
         client.put("a", [hash_], [content(hash_, 1000)], timeout=60).require()
         assert client.get("a", [hash_])[0] == content(hash_, 1000)
+
+
+@pytest.mark.parametrize("policy", ["prefix", "s3fifo", "lru"])
+def test_four_times_the_capacity_from_eight_clients(policy: str) -> None:
+    size, batch, capacity = 30_000, 8, 8 << 20
+    rounds = 4 * capacity // (8 * batch * size) + 1
+    with local_cluster(nodes=2, dram="4MiB", master_options={"policy": policy}) as cluster:
+        failed: list[object] = []
+
+        def write(number: int) -> None:
+            with cluster.client(staging_bytes="1MiB", timeout=60.0, lease=0.1) as client:
+                for round_ in range(rounds):
+                    chain = keys(batch, number, round_)
+                    results = client.put("a", chain, [content(one, size) for one in chain], parents=ROOT)
+                    failed.extend(results.errors.values())
+                    for one, value in zip(chain, client.get("a", chain), strict=True):
+                        if value is not None and value != content(one, size):
+                            failed.append(one)
+
+        threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failed

@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import sys
 
 import pytest
 from engine_testing.leaks import eventually, nothing_left_behind
@@ -93,6 +96,28 @@ def test_memory_that_is_given_up_is_lent_anew() -> None:
             hashes = keys(10)
             client.put("a", hashes, [content(hash_, 1000) for hash_ in hashes], timeout=60).require()
             assert list(client.get("a", hashes)) == [content(hash_, 1000) for hash_ in hashes]
+
+
+def test_what_nobody_closed_is_closed_at_the_end() -> None:
+    code = (
+        "import sys\n"
+        "from moonpool.node import StoreNode\n"
+        "from moonpool.store_client import StoreClient\n"
+        "node = StoreNode(master=sys.argv[1], secret=sys.argv[2], dram='4MiB', name='forgotten')\n"
+        "client = StoreClient(sys.argv[1], secret=sys.argv[2])\n"
+        "client.put('a', [bytes(32)], [b'x']).require()\n"
+        "client.get_async('a', [bytes(32)] * 100)\n"
+    )
+    with local_cluster(nodes=1, dram="4MiB") as cluster:
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", code, cluster.master, cluster.secret],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            capture_output=True, text=True, check=False, timeout=120,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, "")
+        with cluster.client() as client:
+            # It has said goodbye, so nobody waits for it.
+            assert {segment.node for segment in client.segments()} == {"node-0"}
 
 
 def test_a_session_that_breaks_is_opened_again(shared_cluster: LocalCluster) -> None:
