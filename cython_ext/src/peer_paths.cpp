@@ -195,7 +195,7 @@ Error Peer::lost_locked() const {
   const auto path =
       std::find_if(paths_.begin(), paths_.end(), [](const Path &one) { return one.link == nullptr && one.lost; });
   if (path == paths_.end()) return {};
-  Error error = make_error(MP_PEER_LOST, "the peer went away", "try again: it is connected anew when it is back");
+  Error error = make_error(MP_PEER_LOST, "the peer went away", "the next transfer connects again");
   error.path = path->transport->name();
   error.cause = path->why_not;
   return error;
