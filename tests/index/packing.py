@@ -7,7 +7,7 @@ import hashlib
 import struct
 from collections.abc import Iterable, Sequence
 
-from index.model import Status
+from index.model_parts import Status
 
 from moonpool._index import EXTENT_BYTES, NO_SEGMENT
 

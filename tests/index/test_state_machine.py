@@ -8,7 +8,8 @@ import random
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from index.model import HEADER_BYTES, Extent, Key, Model, Row, Segment, Shard, Status, size_of
+from index.model import Model
+from index.model_parts import HEADER_BYTES, Extent, Key, Row, Segment, Shard, Status, size_of
 from index.packing import (
     hash_of,
     pack_records,
