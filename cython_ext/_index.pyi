@@ -171,8 +171,8 @@ class ChunkIndex:
         """Take records as `commit` made them. Extents in segments not added yet are kept and are not readable.
 
         Returns how many were taken; a damaged record, a key that is there already, an extent that overlaps another or a
-        slot that is taken is refused and counted in stats, and its slot is named by the next `sweep`. ValueError: there are not as many
-        records as slots; nothing has changed.
+        slot that is taken is refused and counted in stats, and its slot is named by the next `sweep`. ValueError: there
+        are not as many records as slots; nothing has changed.
         """
 
     # ---- state
