@@ -170,9 +170,9 @@ class ChunkIndex:
     def restore(self, slots: bytes, records: bytes) -> int:
         """Take records as `commit` made them. Extents in segments not added yet are kept and are not readable.
 
-        Returns how many were taken; a damaged record, an extent that overlaps another or a slot that is taken is
-        refused and counted in stats, and its slot is named by the next `sweep`. ValueError: there are not as many
-        records as slots; nothing has changed.
+        Returns how many were taken; a damaged record, a key that is there already, an extent that overlaps another or a
+        slot that is taken is refused and counted in stats, and its slot is named by the next `sweep`. ValueError: there
+        are not as many records as slots; nothing has changed.
         """
 
     # ---- state
