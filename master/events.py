@@ -34,18 +34,24 @@ class Entry:
     state: pb.SegmentState = pb.ACTIVE
     descendants: bool = False
 
+    @property
+    def weight(self) -> int:
+        """Chunks that it names, or 1."""
+        return max(1, len(self.records) // _RECORD)
+
 
 class Events:
     """A ring of the last changes. The cursor of a change is its number, from 1.
 
     Args:
-        maximum: how many are kept.
+        maximum: how many chunks those that are kept name in all; one without any counts as one.
         name_of: the text of a namespace's number.
     """
 
     def __init__(self, maximum: int, name_of: Callable[[int], str]) -> None:
         self.cursor = 0
-        self._ring: deque[Entry] = deque(maxlen=maximum)
+        self._ring: deque[Entry] = deque()
+        self._room = maximum
         self._name_of = name_of
         self._changed = asyncio.Event()
 
@@ -53,6 +59,10 @@ class Events:
         """Add a change and wake those who watch."""
         self.cursor += 1
         self._ring.append(entry)
+        self._room -= entry.weight
+        # The newest stays, however much it names.
+        while self._room < 0 and len(self._ring) > 1:
+            self._room += self._ring.popleft().weight
         self.wake()
 
     def wake(self) -> None:

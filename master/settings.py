@@ -145,7 +145,7 @@ class MasterSettings:
         maximum=_DAY,
     )
     events_max: int = setting(
-        10_000, "Events that are kept for those who watch. Each is of one call.", minimum=16, maximum=1 << 24
+        100_000, "Chunks that the events kept for those who watch name, in all.", minimum=16, maximum=1 << 24
     )
     sessions_max: int = setting(16_384, "Most clients and nodes at once.", minimum=1, maximum=1 << 20)
     segments_max: int = setting(16_384, "Most segments at once.", minimum=1, maximum=1 << 20)
