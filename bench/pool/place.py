@@ -85,10 +85,7 @@ class PoolPlace:
         options = self._options
         address, secret = str(options.master), options.secret
         if options.master is None:
-            cluster = self._stack.enter_context(
-                # No status pages, whose port could be taken.
-                local_cluster(options.nodes, str(options.dram), options.metadata, master_options={"http": "none"})
-            )
+            cluster = self._stack.enter_context(local_cluster(options.nodes, str(options.dram), options.metadata))
             address, secret = cluster.master, cluster.secret.encode()
         self.client = self._stack.enter_context(StoreClient(address, name="mooncake-bench", secret=secret))
         self.engine = self.client.engine
