@@ -27,6 +27,7 @@ from moonpool.store_client.values import Registered
 from moonpool.transfer_engine import EngineSettings, TransferEngine
 
 if TYPE_CHECKING:
+    from moonpool.store_client.moves import Parts
     from moonpool.store_client.settings import StoreClientSettings
     from moonpool.store_client.values import Memory, Piece
     from moonpool.transfer_engine import Transfer
@@ -57,6 +58,8 @@ class Job:
         self.error = error
         #: Whether the time that the node was given was less than the patience that it deserves.
         self.hurried = False
+        #: Whether the engine computes the digests of payloads on the way.
+        self.digesting = False
 
     def finish(self, settle_seconds: float) -> Moved:
         """Wait for the end of it."""
@@ -123,6 +126,7 @@ class Core:
         deadline: float,
         digest: bool,
         jobs: list[Job],
+        parts: Parts = "both",
     ) -> list[Job]:
         """Start the moves of `rows` of `place` to or from the segments of their extents.
 
@@ -135,6 +139,7 @@ class Core:
             deadline: of `time.monotonic`.
             digest: compute digests where a CPU touches the bytes.
             jobs: gets what was started, at once, whatever happens next.
+            parts: what of the chunks.
 
         Returns:
             What was started.
@@ -153,6 +158,7 @@ class Core:
                 job.hurried = deadline < now + patience
                 if now >= deadline:
                     raise StoreTimeoutError("the time is over before anything was begun")
+                job.digesting = digest and target.by_cpu
                 payloads = offsets + HEADER_BYTES + (at if isinstance(at, int) else at[some])
                 job.move = Move.start(
                     self.engine,
@@ -163,7 +169,8 @@ class Core:
                     offsets,
                     payloads,
                     min(deadline, now + patience),
-                    digest and target.by_cpu,
+                    job.digesting,
+                    parts,
                 )
             except MoonpoolError as error:
                 job.error = error

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,9 @@ from moonpool.store_client.packing import HEADER_BYTES, Int64s
 from moonpool.store_client.segments import Target
 from moonpool.transfer_engine import Region, Status, Transfer, TransferEngine, TransferState
 
-__all__ = ["Move", "Moved", "Place"]
+__all__ = ["Move", "Moved", "Parts", "Place"]
+
+Parts: TypeAlias = Literal["both", "payloads", "headers"]
 
 _OK: Final = int(Status.OK)
 
@@ -87,6 +89,7 @@ class Move:
         remote_payloads: Int64s,
         deadline: float,
         digest: bool,
+        parts: Parts,
     ) -> Move:
         """Start to move the chunks `rows` of `place`.
 
@@ -100,6 +103,7 @@ class Move:
             remote_payloads: of what is moved of the payload, likewise.
             deadline: of `time.monotonic`.
             digest: have the engine compute the digests of payloads on the way.
+            parts: what of the chunks.
         """
         self = cls(len(rows))
         submit = engine.read if op == "read" else engine.write
@@ -113,7 +117,11 @@ class Move:
             self._parts.append(_Part(transfer, len(rows), items, payloads))
 
         try:
-            if place.joined and not digest and (remote_payloads == remote_offsets + HEADER_BYTES).all():
+            if parts == "payloads":
+                begin(place.region, place.offsets[rows], remote_payloads, lengths, 1, True)
+            elif parts == "headers":
+                begin(place.headers, place.header_offsets[rows], remote_offsets, HEADER_BYTES, 1, False)
+            elif place.joined and not digest and (remote_payloads == remote_offsets + HEADER_BYTES).all():
                 begin(place.headers, place.header_offsets[rows], remote_offsets, lengths + HEADER_BYTES, 1, False)
             elif place.headers is place.region:
                 begin(

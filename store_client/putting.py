@@ -13,6 +13,7 @@ import numpy.typing as npt
 from moonpool.errors import MoonpoolError
 from moonpool.proto import pool_pb2 as pb
 from moonpool.store_client import errors
+from moonpool.store_client.moves import Moved
 from moonpool.store_client.packing import (
     HASH_BYTES,
     HEADER_BYTES,
@@ -26,6 +27,7 @@ from moonpool.transfer_engine import digest_batch
 
 if TYPE_CHECKING:
     from moonpool.store_client.core import Core, Job
+    from moonpool.store_client.moves import Parts
     from moonpool.store_client.values import Memory, Piece
 
 __all__ = ["PutRequest", "put"]
@@ -107,7 +109,9 @@ class _Piecewise:
         self._items = items
         self._pending = np.arange(len(items))  # rows of the piece
         self._piece: Piece | None = None
-        self._digests: npt.NDArray[np.uint64] = np.empty(0, dtype=np.uint64)
+        # One for each row of the piece, and whether it is known.
+        self._digests = np.zeros(len(items), dtype=np.uint64)
+        self._digested = np.zeros(len(items), dtype=np.bool_)
         self._jobs: list[Job] = []
         self._look = _LOOK_FIRST
         # From the first time that there is no room. Until then the master may have been away.
@@ -262,8 +266,6 @@ class _Piecewise:
             lengths = memory.lengths[self._items]
             piece = self._piece = memory.place(staging, self._items, lengths, self._request.deadline)
             memory.load(staging, piece)
-            place = piece.place
-            self._digests = np.frombuffer(digest_batch(place.region, place.offsets, place.lengths), dtype="<u8")
         return self._piece
 
     def _write_and_commit(self, rows: npt.NDArray[np.intp], extents: Records, deadline: float) -> npt.NDArray[np.bool_]:
@@ -293,24 +295,55 @@ class _Piecewise:
         first["length"] = extents["length"].max(axis=1)
         if (first["length"] != place.lengths[rows]).any():
             raise errors.MasterError("the master gave room of another length than was asked for")
+        # All replicas at once: they are different segments, mostly on different hosts. Payloads go first: whoever moves
+        # them computes the digests on the way, and no header is there before what it speaks of.
+        which, replica = np.nonzero(extents["segment"] != NO_SEGMENT)
+        payloads = self._write_parts("payloads", rows[which], extents[which, replica], deadline)
+        which, replica = which[payloads.good], replica[payloads.good]
         hashes = self._request.hashes_of(self._items[rows])
         headers = header_bytes(first, self._digests[rows], hashes, self._request.shard)
         core.staging.bytes[place.header_offsets[rows][:, None] + np.arange(HEADER_BYTES)] = headers
-        # All replicas at once: they are different segments, mostly on different hosts.
-        which, replica = np.nonzero(extents["segment"] != NO_SEGMENT)
-        jobs = core.start_moves("write", place, rows[which], extents[which, replica], 0, deadline, False, self._jobs)
+        whole = self._write_parts("headers", rows[which], extents[which, replica], deadline)
+        which, replica = which[whole.good], replica[whole.good]
         written = np.zeros(len(rows), dtype=np.uint8)
-        settled = True
+        np.bitwise_or.at(written, which, (1 << replica).astype(np.uint8))
+        return written, payloads.settled and whole.settled
+
+    def _write_parts(self, parts: Parts, rows: npt.NDArray[np.intp], extents: Records, deadline: float) -> Moved:
+        """Write payloads or headers of these rows of the piece into these extents; blame segments that fail."""
+        core, place = self._core, self._prepared().place
+        wanted = parts == "payloads" and not self._digested[rows].all()
+        jobs = core.start_moves("write", place, rows, extents, 0, deadline, wanted, self._jobs, parts)
+        if wanted:
+            # What devices move, the CPU looks at meanwhile.
+            for job in jobs:
+                if not job.digesting:
+                    self._digest(rows[job.rows])
+        moved = Moved(np.zeros(len(rows), dtype=np.bool_))
         for job in jobs:
-            moved = job.finish(core.settle_seconds(place))
-            good = job.rows[moved.good]
-            np.bitwise_or.at(written, which[good], (1 << replica[good]).astype(np.uint8))
-            settled &= moved.settled
+            part = job.finish(core.settle_seconds(place))
+            moved.good[job.rows] = part.good
+            moved.settled &= part.settled
+            if part.digests is not None:
+                self._digests[rows[job.rows[part.good]]] = part.digests[part.good]
+                self._digested[rows[job.rows[part.good]]] = True
             if job.error is not None:
                 self._failure = job.error
                 if job.blamed:
                     core.failed(job.segment, job.error)
-        return written, settled
+        if wanted:
+            self._digest(rows[moved.good])
+        return moved
+
+    def _digest(self, rows: npt.NDArray[np.intp]) -> None:
+        """Compute those digests of rows that are not known."""
+        rows = rows[~self._digested[rows]]
+        if not len(rows):
+            return
+        place = self._prepared().place
+        digests = digest_batch(place.region, place.offsets[rows], place.lengths[rows])
+        self._digests[rows] = np.frombuffer(digests, dtype="<u8")
+        self._digested[rows] = True
 
     def _commit(
         self,

@@ -13,7 +13,7 @@ from moonpool.bench.measure import SAMPLES_MAX, Percentiles, Samples, Waitable, 
 
 if TYPE_CHECKING:
     from array import array
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from moonpool.bench.backends.base import InitiatorSide
 
@@ -39,7 +39,7 @@ def run_threads(
 
 
 def run_deep(
-    side: InitiatorSide, begins: list[Callable[[int], Waitable]], depth: int, batch_bytes: int, seconds: float
+    side: InitiatorSide, begins: Sequence[Callable[[int], Waitable]], depth: int, batch_bytes: int, seconds: float
 ) -> Window:
     """Do so with several transfers of each thread under way, which entries of `begins` start and do not wait for."""
     return _run(side, [partial(drive_deep, begin, depth) for begin in begins], batch_bytes, seconds)

@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
+import subprocess
+import sys
 
 from engine_testing.leaks import eventually
 from store_testing import content, key, keys
@@ -56,11 +55,16 @@ def test_pins_end_with_their_client(shared_cluster: LocalCluster, client: StoreC
     assert eventually(lambda: client.remove(namespace, [hash_]).ok, 30)
 
 
-def _pin_and_wait(master: str, secret: str, hashes: list[bytes], told: object) -> None:
-    client = StoreClient(master, secret=secret)
-    client.pin("a", hashes)
-    told.set()  # type: ignore[attr-defined]
-    signal.pause()
+PINNING = """
+import signal, sys
+from moonpool.store_client import StoreClient
+
+master, secret, hashes = sys.argv[1:]
+client = StoreClient(master, secret=secret)
+client.pin("a", bytes.fromhex(hashes))
+print("pinned", flush=True)
+signal.pause()
+"""
 
 
 def test_pins_of_a_killed_process_end() -> None:
@@ -70,17 +74,14 @@ def test_pins_of_a_killed_process_end() -> None:
         client = cluster.client()
         hashes = keys(4)
         client.put("a", hashes, [content(hash_, 100) for hash_ in hashes]).require()
-        context = multiprocessing.get_context("spawn")
-        told = context.Event()
-        process = context.Process(target=_pin_and_wait, args=(cluster.master, cluster.secret, hashes, told))
-        process.start()
-        try:
-            assert told.wait(60)
-            assert client.remove("a", hashes).count(Outcome.FAILED) == 4
-        finally:
-            assert process.pid is not None
-            os.kill(process.pid, signal.SIGKILL)
-            process.join()
+        command = [sys.executable, "-c", PINNING, cluster.master, cluster.secret, b"".join(hashes).hex()]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "pinned\n"
+                assert client.remove("a", hashes).count(Outcome.FAILED) == 4
+            finally:
+                process.kill()
         assert eventually(lambda: client.remove("a", hashes[:1]).ok, 30)
 
 
