@@ -88,12 +88,13 @@ def test_space_is_used_again_under_a_slow_reader(registered: bool) -> None:
 
 
 def test_a_batch_in_pieces_asks_again_before_its_lease_ends(shared_cluster: LocalCluster, namespace: str) -> None:
-    # Three pieces, which take longer than the lease together and much less each, also on a busy host.
-    hashes = keys(24, namespace)
+    # Pieces that take longer than the lease together, and much less each.
+    hashes = keys(40, namespace)
     with (
-        slow_engine(shared_cluster.secret, 0.8) as engine,
+        slow_engine(shared_cluster.secret, 0.0) as engine,
         shared_cluster.client(engine=engine, staging_bytes="1MiB") as client,
     ):
         client.put(namespace, hashes, [content(hash_, 60_000) for hash_ in hashes]).require()
-        found = client.get(namespace, hashes, lease=2.0)
+        engine.set_faults(Faults(delay=1.0, delay_seconds=0.3))
+        found = client.get(namespace, hashes, lease=1.2)
         assert list(found) == [content(hash_, 60_000) for hash_ in hashes]
