@@ -51,6 +51,8 @@ class Pin:
         Raises:
             MasterUnavailableError: the master did not answer. The pin ends with the session then, at the latest.
         """
+        if self._core.forked:
+            self._core.check()  # the pin is that of the parent
         with self._lock:
             numbers, self._numbers = self._numbers, []
         held = [number for number in numbers if self._core.session.let_go(number)]
