@@ -254,6 +254,8 @@ class StoreClient(Asking):
     def stats(self) -> dict[str, Any]:
         """Return counters of this client."""
         core = self._core
+        if core.forked:
+            core.check()
         identity = core.link.identity
         return {
             **core.counters,

@@ -218,11 +218,17 @@ class Core:
         """
         moved = job.finish(_SETTLE_STAGED if place.joined else _SETTLE_OWN)
         if job.error is not None:
-            self.mistake(job.error, place)
+            begun = job.move is not None and job.move.refused is None
+            self.mistake(job.error, place, begun=begun)
         return moved
 
-    def mistake(self, error: MoonpoolError, place: Place) -> None:
+    def mistake(self, error: MoonpoolError, place: Place, *, begun: bool = False) -> None:
         """Raise an error that is a fault of whoever calls, so that no node is blamed for it.
+
+        Args:
+            error: of a transfer.
+            place: what lies here.
+            begun: whether the engine had begun it, so that the error may be what a node has said.
 
         Raises:
             MoonpoolError: it is one: memory that was released meanwhile or is of another engine, an engine that was
@@ -232,7 +238,7 @@ class Core:
             raise StoreArgumentError(
                 "the region was released while the call ran", cause=str(error), hint="release it when the call is over"
             ) from error
-        if error.code in _MISTAKES or (self.engine.closed and not self.closed.is_set()):
+        if (error.code in _MISTAKES and not begun) or (self.engine.closed and not self.closed.is_set()):
             raise error
 
     def give_back(self, piece: Piece, jobs: list[Job]) -> None:

@@ -140,6 +140,11 @@ class Move:
         return self
 
     @property
+    def refused(self) -> MoonpoolError | None:
+        """Why the engine did not begin a transfer, before any node had heard of it."""
+        return self._error
+
+    @property
     def unsettled(self) -> list[Transfer]:
         """The transfers that may still touch memory, here or there."""
         return [part.transfer for part in self._parts if not part.transfer.settled]

@@ -53,13 +53,14 @@ class Pin:
         """
         if self._core.forked:
             self._core.check()  # the pin is that of the parent
+        seconds = self._core.settings.timeout if timeout is None else checked_timeout(timeout)
         with self._lock:
             numbers, self._numbers = self._numbers, []
         held = [number for number in numbers if self._core.session.let_go(number)]
         if not held:
             return
         self._core.check()
-        deadline = time.monotonic() + (self._core.settings.timeout if timeout is None else checked_timeout(timeout))
+        deadline = time.monotonic() + seconds
         for number in held:
             self._core.call("Unpin", pb.UnpinRequest(session=self._core.session.id, pin=number), deadline)
 

@@ -89,6 +89,7 @@ def test_a_read_only_destination(user: StoreClient, namespace: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child(user: StoreClient, namespace: str) -> None:
+    pin = user.pin(namespace, [key(0)])
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -100,6 +101,8 @@ def test_a_forked_child(user: StoreClient, namespace: str) -> None:
                 lambda: user.exists(namespace, [key(0)]),
                 lambda: user.get_async(namespace, [key(0)]),
                 lambda: user.pin(namespace, [key(0)]),
+                pin.release,
+                user.stats,
             ):
                 with contextlib.suppress(ForkedError):
                     call()
@@ -114,6 +117,10 @@ def test_a_forked_child(user: StoreClient, namespace: str) -> None:
     watchdog = threading.Timer(60, os.kill, (child, signal.SIGKILL))
     watchdog.start()
     with os.fdopen(reader, "rb") as pipe:
-        assert pipe.read() == b".....closed"
+        assert pipe.read() == b".......closed"
     os.waitpid(child, 0)
     watchdog.cancel()
+    with pytest.raises(StoreArgumentError):
+        pin.release(timeout=-1)
+    assert not pin.released
+    pin.release()
