@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from moonpool.cli import check_descriptor
 from moonpool.node.node import StoreNode
 from moonpool.node.settings import NodeSettings
 from moonpool.units import format_bytes
@@ -40,6 +41,8 @@ def node(config: str | None, ready_fd: int | None, verbose: bool, **options: Any
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    if ready_fd is not None:
+        check_descriptor(ready_fd)
     given = {name: value for name, value in options.items() if value is not None}
     settings = NodeSettings.load(given, file=config)
     over = threading.Event()

@@ -12,6 +12,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 from moonpool.errors import MoonpoolError
+from moonpool.node.hostmemory import check_dram
 from moonpool.node.lending import Lending
 from moonpool.node.settings import NodeSettings
 from moonpool.proto.errors import MasterUnavailableError
@@ -41,7 +42,7 @@ class StoreNode:
         options: single settings by name, see `NodeSettings`.
 
     Raises:
-        ConfigError: an unknown option or impossible value.
+        ConfigError: an unknown option or impossible value, or more memory than this host has.
         OutOfMemoryError: there is no such memory.
         ListenError: the address cannot be listened on.
         SelfTestError: what was written into the memory did not come back.
@@ -53,6 +54,7 @@ class StoreNode:
 
     def __init__(self, *, settings: NodeSettings | None = None, **options: Any) -> None:
         self.settings = settings = settings if settings is not None else NodeSettings.load(options)
+        check_dram(settings.dram)
         self.name = settings.name or socket.gethostname()
         self._keeper = keeper = _Keeper(settings, self.name)
         self._finalizer = weakref.finalize(self, keeper.close)

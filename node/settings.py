@@ -24,7 +24,11 @@ class NodeSettings:
 
     master: str = setting("127.0.0.1:7600", "Address of the master.")
     dram: int = setting(
-        8 << 30, "Memory that this node lends to the pool.", unit="bytes", minimum=1 << 20, maximum=1 << 50
+        8 << 30,
+        "Memory that this node lends to the pool: no more than the host has.",
+        unit="bytes",
+        minimum=1 << 20,
+        maximum=1 << 50,
     )
     name: str | None = setting(None, "What the master and the clients call this node. None: the host name.")
     host_id: str | None = setting(None, "What tells hosts apart: replicas go to different ones. None: the host name.")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,8 +13,16 @@ import numpy.typing as npt
 
 from moonpool.proto import pool_pb2 as pb
 from moonpool.store_client import pins
-from moonpool.store_client.errors import ChunkInUseError, ClientClosedError
-from moonpool.store_client.packing import packed_hashes
+from moonpool.store_client.arguments import (
+    checked_flag,
+    checked_lease,
+    checked_namespace,
+    checked_segment,
+    checked_timeout,
+    packed_hashes,
+)
+from moonpool.store_client.errors import ChunkInUseError
+from moonpool.store_client.packing import HASH_BYTES
 from moonpool.store_client.results import Outcome, Results
 
 if TYPE_CHECKING:
@@ -41,11 +50,16 @@ class Asking:
         """Return for each chunk whether it is there. It is not kept by this, nor does it become younger.
 
         Raises:
+            StoreArgumentError: an argument is wrong.
             MasterUnavailableError: the master did not answer in time.
         """
-        request = pb.ExistsRequest(namespace=namespace, hashes=packed_hashes(hashes))
-        reply = self._core.call("Exists", request, self._deadline(timeout))
-        there: npt.NDArray[np.bool_] = np.frombuffer(reply.statuses, dtype=np.uint8) == pb.OK
+
+        def ask(some: bytes) -> bytes:
+            return bytes(self._core.call("Exists", pb.ExistsRequest(namespace=name, hashes=some), deadline).statuses)
+
+        name, deadline, batches = self._batches(namespace, hashes, timeout)
+        statuses = b"".join(ask(some) for some in batches)
+        there: npt.NDArray[np.bool_] = np.frombuffer(statuses, dtype=np.uint8) == pb.OK
         return there
 
     def match_prefix(self, namespace: str, hashes: Hashes, *, lease: float = 0.0, timeout: float | None = None) -> int:
@@ -58,21 +72,33 @@ class Asking:
             timeout: seconds.
 
         Raises:
+            StoreArgumentError: an argument is wrong.
             MasterUnavailableError: the master did not answer in time.
         """
-        request = pb.MatchPrefixRequest(namespace=namespace, hashes=packed_hashes(hashes), lease_ms=int(lease * 1000))
-        matched: int = self._core.call("MatchPrefix", request, self._deadline(timeout)).matched
+        lease_ms = math.ceil(checked_lease(lease, none=True) * 1000)
+        name, deadline, batches = self._batches(namespace, hashes, timeout)
+        matched = 0
+        for some in batches:
+            request = pb.MatchPrefixRequest(namespace=name, hashes=some, lease_ms=lease_ms)
+            more: int = self._core.call("MatchPrefix", request, deadline).matched
+            matched += more
+            if more * HASH_BYTES < len(some):
+                break
         return matched
 
     def remove(self, namespace: str, hashes: Hashes, *, timeout: float | None = None) -> Results:
         """Remove chunks, with all their shards and replicas. Others are: MISS, or FAILED with ChunkInUseError.
 
         Raises:
+            StoreArgumentError: an argument is wrong.
             MasterUnavailableError: the master did not answer in time.
         """
-        request = pb.RemoveRequest(namespace=namespace, hashes=packed_hashes(hashes))
-        statuses = self._core.call("Remove", request, self._deadline(timeout)).statuses
-        outcomes = {pb.OK: Outcome.OK, pb.NOT_FOUND: Outcome.MISS}
+        name, deadline, batches = self._batches(namespace, hashes, timeout)
+        statuses = b"".join(
+            self._core.call("Remove", pb.RemoveRequest(namespace=name, hashes=some), deadline).statuses
+            for some in batches
+        )
+        outcomes: dict[int, Outcome] = {pb.OK: Outcome.OK, pb.NOT_FOUND: Outcome.MISS}
         failed = {
             index: ChunkInUseError("the chunk is pinned", item=index, retryable=True)
             for index, status in enumerate(statuses)
@@ -84,21 +110,22 @@ class Asking:
         """Remove a chunk and all that descend from it.
 
         Raises:
+            StoreArgumentError: an argument is wrong.
             MasterUnavailableError: the master did not answer in time.
         """
-        (one,) = [packed_hashes([hash])]
-        reply = self._core.call(
-            "RemovePrefix", pb.RemovePrefixRequest(namespace=namespace, hash=one), self._deadline(timeout)
-        )
+        request = pb.RemovePrefixRequest(namespace=checked_namespace(namespace), hash=packed_hashes([hash]))
+        reply = self._core.call("RemovePrefix", request, self._deadline(timeout))
         return Removed(reply.removed, reply.in_use)
 
     def pin(self, namespace: str, hashes: Hashes, *, timeout: float | None = None) -> Pin:
         """Keep chunks from being evicted and removed, until the pin is released or this client ends.
 
         Raises:
+            StoreArgumentError: an argument is wrong.
             MasterUnavailableError: the master did not answer in time.
         """
-        return pins.pin(self._core, namespace, packed_hashes(hashes), self._deadline(timeout))
+        name, deadline, batches = self._batches(namespace, hashes, timeout)
+        return pins.pin(self._core, name, batches, deadline)
 
     def segments(self, *, timeout: float | None = None) -> list[pb.Segment]:
         """Return the segments of the pool, as the master sees them.
@@ -115,7 +142,7 @@ class Asking:
             MasterUnavailableError: the master did not answer in time.
             MasterError: there is no such segment.
         """
-        request = pb.DrainRequest(segment=segment, undo=undo)
+        request = pb.DrainRequest(segment=checked_segment(segment), undo=checked_flag(undo, "undo"))
         chunks: int = self._core.call("Drain", request, self._deadline(timeout)).chunks
         return chunks
 
@@ -129,7 +156,14 @@ class Asking:
         stats: dict[str, Any] = json.loads(reply.json)
         return stats
 
+    def _batches(self, namespace: str, hashes: Hashes, timeout: float | None) -> tuple[str, float, list[bytes]]:
+        """Return (namespace, deadline, hashes of one call to the master each)."""
+        self._core.check()
+        name, packed = checked_namespace(namespace), packed_hashes(hashes)
+        step = HASH_BYTES * self._core.settings.batch_chunks
+        batches = [packed[begin : begin + step] for begin in range(0, len(packed), step)]
+        return name, self._deadline(timeout), batches
+
     def _deadline(self, timeout: float | None) -> float:
-        if self._core.closed.is_set():
-            raise ClientClosedError("the client is closed")
-        return time.monotonic() + (self._core.settings.timeout if timeout is None else timeout)
+        self._core.check()
+        return time.monotonic() + (self._core.settings.timeout if timeout is None else checked_timeout(timeout))

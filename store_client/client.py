@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,13 +12,24 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from moonpool.store_client.arguments import (
+    checked_flag,
+    checked_lease,
+    checked_namespace,
+    checked_ranges,
+    checked_replicas,
+    checked_shard,
+    checked_shards,
+    packed_hashes,
+    packed_parents,
+)
 from moonpool.store_client.asking import Asking, Removed
 from moonpool.store_client.core import Core
 from moonpool.store_client.errors import ChunkConflictError, ClientClosedError, StoreArgumentError
 from moonpool.store_client.getting import GetRequest, get
-from moonpool.store_client.packing import numbers, packed_hashes, packed_parents
 from moonpool.store_client.pins import Pin
 from moonpool.store_client.putting import PutRequest, put
+from moonpool.store_client.ranges import Ranges
 from moonpool.store_client.results import GetResults, Outcome, Results
 from moonpool.store_client.settings import StoreClientSettings
 from moonpool.store_client.values import destinations_of, values_of
@@ -59,7 +69,7 @@ class StoreClient(Asking):
         AddressError: `master` is no address.
         MasterUnavailableError: the master did not open a session within `startup_timeout`.
 
-    A context manager. All methods are thread-safe. Not for use in a forked child.
+    A context manager. All methods are thread-safe. In a forked child they raise ForkedError.
     """
 
     def __init__(
@@ -117,24 +127,27 @@ class StoreClient(Asking):
 
         Returns:
             For each chunk OK, ALREADY, or FAILED with its error: ChunkConflictError, NoSpaceError (with retry_after),
-            ChunkBusyError, ChunkTooLargeError, IndexFullError, NodeUnreachableError.
+            ChunkBusyError, ChunkTooLargeError, IndexFullError, NodeUnreachableError. `Results.replicas` says how many
+            copies each has got, which is fewer than `replicas` where there are not so many hosts.
 
         Raises:
-            StoreArgumentError: the arguments do not fit each other.
+            StoreArgumentError: an argument is wrong, or they do not fit each other.
             MasterUnavailableError: the master did not answer in time. What came of the chunks is not known.
             StagingFullError: other calls held all of the staging area.
 
         A node that fails is avoided at once, and its chunks are placed elsewhere in the same call.
         """
+        self._core.check()
+        namespace, shards = checked_namespace(namespace), checked_shards(shards)
+        shard, replicas = checked_shard(shard, shards), checked_replicas(replicas)
+        verify = checked_flag(verify, "verify")
         packed = packed_hashes(hashes)
         count = len(packed) // 32
         memory = values_of(self._core.engine, values, count)
-        deadline = self._deadline(timeout)
-        request = PutRequest(
-            namespace, packed, packed_parents(parents, count), memory, shard, shards, replicas, deadline
-        )
+        chain = packed_parents(parents, count)
+        request = PutRequest(namespace, packed, chain, memory, shard, shards, replicas, self._deadline(timeout))
         results = put(self._core, request)
-        return self._verified(results, request, values, deadline) if verify else results
+        return self._verified(results, request) if verify else results
 
     def get(
         self,
@@ -152,16 +165,17 @@ class StoreClient(Asking):
             namespace: as in `put`.
             hashes: as in `put`.
             ranges: (offsets, lengths), each an int or one for each chunk: only that part of it. The digest of a chunk
-                covers all of it and cannot be checked then; its header and the lease are.
+                covers all of it, so all of it is read, through the staging area, and verified.
             shard: which part of the chunks.
             lease: seconds that the chunks stay where they are; None: the setting `lease`.
             timeout: seconds; None: the setting `timeout`.
 
         Returns:
-            For each chunk OK, MISS, CORRUPT, or FAILED with its error (NodeUnreachableError, ChunkRangeError).
+            For each chunk OK, MISS, CORRUPT, or FAILED with its error (NodeUnreachableError, ChunkRangeError, and
+            ChunkTooLargeError for a range of a chunk that is larger than `staging_bytes`).
 
         Raises:
-            StoreArgumentError: the arguments do not fit each other.
+            StoreArgumentError: an argument is wrong, or they do not fit each other.
             MasterUnavailableError: the master did not answer in time.
             StagingFullError: other calls held all of the staging area.
         """
@@ -240,6 +254,8 @@ class StoreClient(Asking):
     def stats(self) -> dict[str, Any]:
         """Return counters of this client."""
         core = self._core
+        if core.forked:
+            core.check()
         identity = core.link.identity
         return {
             **core.counters,
@@ -284,24 +300,26 @@ class StoreClient(Asking):
         lease: float | None,
         timeout: float | None,
     ) -> GetResults:
+        self._core.check()
+        namespace, shard = checked_namespace(namespace), checked_shard(shard)
         packed = packed_hashes(hashes)
         count = len(packed) // 32
         memory = destinations_of(self._core.engine, destinations, count)
-        seconds = self._core.settings.lease if lease is None else lease
-        request = GetRequest(namespace, packed, memory, shard, seconds, self._deadline(timeout))
+        seconds = self._core.settings.lease if lease is None else checked_lease(lease)
         if ranges is not None:
-            request.starts = numbers(ranges[0], count, "offsets of ranges")
-            request.sizes = numbers(ranges[1], count, "lengths of ranges")
+            memory = Ranges(self._core.engine, memory, *checked_ranges(ranges, count))
+        request = GetRequest(namespace, packed, memory, shard, seconds, self._deadline(timeout))
         return get(self._core, request)
 
-    def _verified(self, results: Results, request: PutRequest, values: Any, deadline: float) -> Results:
+    def _verified(self, results: Results, request: PutRequest) -> Results:
         before = results.where(Outcome.ALREADY)
         if not before:
             return results
         items = np.array(before)
-        there = self._get(
-            request.namespace, request.hashes_of(items), None, None, request.shard, None, deadline - time.monotonic()
-        )
+        memory = destinations_of(self._core.engine, None, len(before))
+        lease = self._core.settings.lease
+        packed = request.hashes_of(items)
+        there = get(self._core, GetRequest(request.namespace, packed, memory, request.shard, lease, request.deadline))
         outcomes, errors = bytearray(results.outcomes), dict(results.errors)
         for index, value in zip(before, there, strict=True):
             if value is not None and value != request.memory.value(index):
@@ -309,11 +327,10 @@ class StoreClient(Asking):
                 errors[index] = ChunkConflictError(
                     "the chunk is there with other bytes", item=index, hint="a hash that covers all of the value"
                 )
-        return Results(bytes(outcomes), errors)
+        return Results(bytes(outcomes), errors, results.replicas)
 
     def _later(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> Future[T]:
-        if self._core.closed.is_set():
-            raise ClientClosedError("the client is closed")
+        self._core.check()
         self._waiting.acquire()
         try:
             future = self._pool.submit(call, *args, **kwargs)
@@ -327,4 +344,5 @@ class StoreClient(Asking):
 def _abandon(core: Core, pool: ThreadPoolExecutor) -> None:
     # Also when the client was forgotten, or the interpreter ends.
     core.close()
-    pool.shutdown(wait=True, cancel_futures=True)
+    if not core.forked:  # a child has none of these threads
+        pool.shutdown(wait=True, cancel_futures=True)

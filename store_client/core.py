@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import threading
 import time
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,15 +18,20 @@ import numpy.typing as npt
 
 from moonpool.errors import MoonpoolError
 from moonpool.proto import pool_pb2 as pb
-from moonpool.store_client.errors import ClientClosedError, StoreTimeoutError
+from moonpool.store_client.errors import (
+    ClientClosedError,
+    ClusterChangedError,
+    StoreArgumentError,
+    StoreTimeoutError,
+)
 from moonpool.store_client.moves import Move, Moved, Place
-from moonpool.store_client.packing import HEADER_BYTES, Int64s, Records
+from moonpool.store_client.packing import Records
 from moonpool.store_client.rpc import MasterLink
 from moonpool.store_client.segments import SegmentTable
 from moonpool.store_client.session import Session
 from moonpool.store_client.staging import StagingArea
 from moonpool.store_client.values import Registered
-from moonpool.transfer_engine import EngineSettings, TransferEngine
+from moonpool.transfer_engine import EngineSettings, ForkedError, TransferEngine
 
 if TYPE_CHECKING:
     from moonpool.store_client.moves import Parts
@@ -43,6 +50,8 @@ _SESSION_LOOK: Final = 0.02
 _SETTLE_OWN: Final = 5.0
 _SETTLE_STAGED: Final = 0.05
 _DEADLINE: Final = "DEADLINE"
+# Codes of the engine that no node can be the cause of.
+_MISTAKES: Final = frozenset({"INVALID_ARGUMENT", "FORKED"})
 _SPOILT_MAX: Final = 65_536
 
 
@@ -72,7 +81,9 @@ class Job:
     @property
     def blamed(self) -> bool:
         """Whether the node is at fault, as far as can be told from here."""
-        return self.error is not None and not (self.hurried and self.error.code == _DEADLINE)
+        if self.error is None or isinstance(self.error, ClusterChangedError):
+            return False
+        return not (self.hurried and self.error.code == _DEADLINE)
 
     @property
     def unsettled(self) -> list[Transfer]:
@@ -89,6 +100,7 @@ class Core:
         self._own_engine = engine is None
         self.engine = engine if engine is not None else _open_engine(settings)
         self.closed = threading.Event()
+        self._pid = os.getpid()
         #: Chunks of which this client has found every copy spoilt, the last found at the end.
         self._spoilt: OrderedDict[tuple[str, bytes], None] = OrderedDict()
         self._lock = threading.Lock()
@@ -103,6 +115,26 @@ class Core:
         except BaseException:
             self._close_engine()
             raise
+
+    def check(self) -> None:
+        """Refuse a call before it begins.
+
+        Raises:
+            ClientClosedError: the client was closed.
+            ForkedError: this is a forked child of the process that made the client.
+        """
+        if self.forked:
+            raise ForkedError(
+                "this client was made before the process forked",
+                hint="make a new client in the child, or start workers with the spawn method",
+            )
+        if self.closed.is_set():
+            raise ClientClosedError("the client is closed")
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is a forked child: its threads and connections are those of the parent."""
+        return os.getpid() != self._pid
 
     def count(self, **amounts: int) -> None:
         """Add to counters. A lost update between threads would only cost a count."""
@@ -122,7 +154,7 @@ class Core:
         place: Place,
         rows: npt.NDArray[np.intp],
         extents: Records,
-        at: Int64s | int,
+        cluster: str,
         deadline: float,
         digest: bool,
         jobs: list[Job],
@@ -135,7 +167,7 @@ class Core:
             place: where they lie here.
             rows: which of them.
             extents: for each of `rows`.
-            at: what is moved of each payload begins there.
+            cluster: the id of the cluster whose master gave the extents.
             deadline: of `time.monotonic`.
             digest: compute digests where a CPU touches the bytes.
             jobs: gets what was started, at once, whatever happens next.
@@ -143,6 +175,9 @@ class Core:
 
         Returns:
             What was started.
+
+        Raises:
+            MoonpoolError: the caller has made a mistake, see `mistake`.
         """
         started = []
         for segment, some in _by_segment(extents["segment"]):
@@ -150,7 +185,7 @@ class Core:
             started.append(job)
             jobs.append(job)
             try:
-                target = self.segments.target(segment, deadline)
+                target = self.segments.target(segment, cluster, deadline)
                 offsets = extents["offset"][some].astype(np.int64)
                 nbytes = int(place.lengths[rows[some]].sum())
                 patience = self.settings.progress_timeout + nbytes / self.settings.slowest_rate
@@ -159,7 +194,6 @@ class Core:
                 if now >= deadline:
                     raise StoreTimeoutError("the time is over before anything was begun")
                 job.digesting = digest and target.by_cpu
-                payloads = offsets + HEADER_BYTES + (at if isinstance(at, int) else at[some])
                 job.move = Move.start(
                     self.engine,
                     target,
@@ -167,24 +201,53 @@ class Core:
                     place,
                     rows[some],
                     offsets,
-                    payloads,
                     min(deadline, now + patience),
                     job.digesting,
                     parts,
                 )
             except MoonpoolError as error:
+                self.mistake(error, place)
                 job.error = error
         return started
 
-    def settle_seconds(self, place: Place) -> float:
-        """How long a failed move is waited for: memory of the caller must be quiet, staging can be left alone."""
-        return _SETTLE_STAGED if place.joined else _SETTLE_OWN
+    def finish(self, job: Job, place: Place) -> Moved:
+        """Wait for the end of a job.
+
+        Raises:
+            MoonpoolError: the caller has made a mistake, see `mistake`.
+        """
+        moved = job.finish(_SETTLE_STAGED if place.joined else _SETTLE_OWN)
+        if job.error is not None:
+            begun = job.move is not None and job.move.refused is None
+            self.mistake(job.error, place, begun=begun)
+        return moved
+
+    def mistake(self, error: MoonpoolError, place: Place, *, begun: bool = False) -> None:
+        """Raise an error that is a fault of whoever calls, so that no node is blamed for it.
+
+        Args:
+            error: of a transfer.
+            place: what lies here.
+            begun: whether the engine had begun it, so that the error may be what a node has said.
+
+        Raises:
+            MoonpoolError: it is one: memory that was released meanwhile or is of another engine, an engine that was
+                closed under its client, a forked child.
+        """
+        if place.region.released and not self.closed.is_set():
+            raise StoreArgumentError(
+                "the region was released while the call ran", cause=str(error), hint="release it when the call is over"
+            ) from error
+        if (error.code in _MISTAKES and not begun) or (self.engine.closed and not self.closed.is_set()):
+            raise error
 
     def give_back(self, piece: Piece, jobs: list[Job]) -> None:
         """Nobody needs the place of a piece any more, except perhaps transfers of these jobs that are not settled."""
+        # Memory of the caller must be quiet, staging can be left alone.
+        seconds = _SETTLE_STAGED if piece.place.joined else _SETTLE_OWN
         for job in jobs:
             if job.move is not None:
-                job.move.cancel(self.settle_seconds(piece.place))
+                job.move.cancel(seconds)
         unsettled = [transfer for job in jobs for transfer in job.unsettled]
         if unsettled:
             self.staging.give_back_later(piece.slice_, unsettled)
@@ -213,17 +276,29 @@ class Core:
                     raise
             self.closed.wait(_SESSION_LOOK)
 
-    def report(self, segment: int, error: MoonpoolError) -> None:
-        """Tell the master of a fault of a segment in passing."""
-        request = pb.ReportFailureRequest(session=self.session.id, segment=segment, cause=str(error)[:500])
-        self.aside("ReportFailure", request)
+    def same_cluster(self, cluster: str) -> bool:
+        """Whether the master that answered last is of this cluster, so that what was located there still means it."""
+        return self.link.cluster == cluster
 
-    def failed(self, segment: int, error: MoonpoolError) -> None:
-        """Avoid a segment, and tell the master of it in passing."""
+    def report(self, segment: int, cluster: str, error: MoonpoolError) -> None:
+        """Tell the master of a fault of a segment of this cluster in passing."""
+        request = pb.ReportFailureRequest(session=self.session.id, segment=segment, cause=str(error)[:500])
+
+        def tell(deadline: float) -> None:
+            # A master that was started anew counts segments from the beginning: it must not take this for one of its.
+            self.segments.refresh(deadline)
+            if self.same_cluster(cluster):
+                self.link.call("ReportFailure", request, deadline)
+
+        self.aside("ReportFailure", tell)
+
+    def failed(self, segment: int, cluster: str, error: MoonpoolError) -> None:
+        """Avoid a segment of this cluster, and tell the master of it in passing."""
         if self.closed.is_set():
             raise ClientClosedError("the client is closed")
-        self.segments.failed(segment, error)
-        self.report(segment, error)
+        if self.same_cluster(cluster):
+            self.segments.failed(segment, cluster, error)
+            self.report(segment, cluster, error)
 
     def spoilt(self, namespace: str, hash_: bytes) -> None:
         """Remember that no copy of a chunk is good, so that the next put of it writes it anew."""
@@ -245,17 +320,17 @@ class Core:
                 del self._spoilt[namespace, one]
         return found
 
-    def aside(self, method: str, request: Any) -> None:
-        """Make a call whose outcome nobody waits for. When too many wait already, it is left out."""
+    def aside(self, what: str, tell: Callable[[float], None]) -> None:
+        """Have the master told something whose outcome nobody waits for. When too many wait already, it is left out."""
         if not self._aside_waiting.acquire(blocking=False):
             self.count(asides_left_out=1)
             return
 
         def call() -> None:
             try:
-                self.link.call(method, request, time.monotonic() + _ASIDE_SECONDS)
+                tell(time.monotonic() + _ASIDE_SECONDS)
             except MoonpoolError as error:
-                _log.info("%s: %s", method, error)
+                _log.info("%s: %s", what, error)
             finally:
                 self._aside_waiting.release()
 
@@ -269,6 +344,9 @@ class Core:
         if self.closed.is_set():
             return
         self.closed.set()
+        if self.forked:
+            self._close_engine()
+            return
         self.staging.close()
         self.link.refuse()
         self._aside.shutdown(cancel_futures=True)

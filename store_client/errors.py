@@ -24,6 +24,7 @@ __all__ = [
     "ChunkRangeError",
     "ChunkTooLargeError",
     "ClientClosedError",
+    "ClusterChangedError",
     "IndexFullError",
     "MasterError",
     "MasterUnavailableError",
@@ -68,7 +69,7 @@ class ChunkInUseError(MoonpoolError, RuntimeError):
 
 
 class ChunkTooLargeError(MoonpoolError, ValueError):
-    """The chunk is larger than every segment."""
+    """The chunk is larger than every segment; or a range of it was asked for, and it is larger than `staging_bytes`."""
 
     default_code = "CHUNK_TOO_LARGE"
 
@@ -115,6 +116,15 @@ class NodeUnreachableError(MoonpoolError, ConnectionError):
     """No node that has the chunk, or that could take it, can be reached."""
 
     default_code = "NODE_UNREACHABLE"
+
+
+class ClusterChangedError(MoonpoolError, RuntimeError):
+    """A master without memory of the old one answers now: where it said that something is means nothing any more.
+
+    Seen by nobody but this client: puts start anew, gets are misses.
+    """
+
+    default_code = "CLUSTER_CHANGED"
 
 
 class StoreTimeoutError(MoonpoolError, TimeoutError):

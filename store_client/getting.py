@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,6 @@ from moonpool.store_client.packing import (
     headers_match,
 )
 from moonpool.store_client.results import GetResults, Outcome
-from moonpool.store_client.values import Buffers
 from moonpool.transfer_engine import digest_batch
 
 if TYPE_CHECKING:
@@ -43,12 +42,7 @@ _ELSEWHERE: Final = 10
 
 @dataclass
 class GetRequest:
-    """The arguments of a get, checked.
-
-    Attributes:
-        starts: where in each chunk to begin; None: whole chunks.
-        sizes: how much of each chunk, with `starts`.
-    """
+    """The arguments of a get, checked."""
 
     namespace: str
     hashes: bytes
@@ -56,8 +50,6 @@ class GetRequest:
     shard: int
     lease: float
     deadline: float
-    starts: Int64s | None = None
-    sizes: Int64s | None = None
     outcomes: npt.NDArray[np.uint8] = field(init=False)
     lengths: Int64s = field(init=False)
     errors: dict[int, MoonpoolError] = field(default_factory=dict)
@@ -79,6 +71,7 @@ class _Located:
     items: npt.NDArray[np.intp]
     extents: Records
     until: float
+    cluster: str
 
 
 def get(core: Core, request: GetRequest) -> GetResults:
@@ -94,13 +87,12 @@ def get(core: Core, request: GetRequest) -> GetResults:
         gets_corrupt=outcomes.count(Outcome.CORRUPT),
         get_bytes=int(request.lengths.sum()),
     )
-    values = request.memory.taken if isinstance(request.memory, Buffers) and request.memory.makes else None
-    return GetResults(outcomes, request.errors, request.lengths.tolist(), values)
+    return GetResults(outcomes, request.errors, request.lengths.tolist(), request.memory.made)
 
 
 def _get_some(core: Core, request: GetRequest, items: npt.NDArray[np.intp]) -> None:
     located = _locate(core, request, items)
-    sizes = _sizes(request, located)
+    sizes = _sizes(core, request, located)
     fits = sizes >= 0
     left = located.items[fits]
     sizes = sizes[fits]
@@ -109,7 +101,7 @@ def _get_some(core: Core, request: GetRequest, items: npt.NDArray[np.intp]) -> N
     memory = request.memory
     pieces = list(memory.pieces(left, sizes, core.settings.batch_chunks, core.piece_bytes(memory)))
     for number, rows in enumerate(pieces):
-        some = _Located(left[rows], extents[rows], until)
+        some = _Located(left[rows], extents[rows], until, located.cluster)
         # A batch that goes in pieces may take longer than one lease: ask anew for what has not been begun.
         if number and until - time.monotonic() < request.lease / 2:
             some = _locate(core, request, left[rows])
@@ -133,31 +125,16 @@ def _locate(core: Core, request: GetRequest, items: npt.NDArray[np.intp]) -> _Lo
     reply = core.call("Locate", message, request.deadline)
     extents = extents_of(reply.extents, len(items), max(1, reply.replicas))
     found = np.frombuffer(reply.statuses, dtype=np.uint8) == pb.OK
-    return _Located(items[found], extents[found], sent + reply.lease_ms / 1000)
+    return _Located(items[found], extents[found], sent + reply.lease_ms / 1000, reply.header.cluster_id.hex())
 
 
-def _sizes(request: GetRequest, located: _Located) -> Int64s:
-    """Return how many bytes of each located chunk are wanted; -1 where that cannot be, which is an error of it."""
+def _sizes(core: Core, request: GetRequest, located: _Located) -> Int64s:
+    """Return how many bytes each located chunk has; -1 where they cannot be had, which is an error of it."""
     items = located.items
-    there: Int64s = located.extents["length"].max(axis=1, initial=0).astype(np.int64)
-    sizes = there.copy()
-    if request.starts is not None and request.sizes is not None:
-        sizes = np.array(request.sizes[items])
-        outside = (request.starts[items] < 0) | (sizes < 1) | (request.starts[items] > there - sizes)
-        for row in np.flatnonzero(outside).tolist():
-            request.fail(
-                int(items[row]),
-                errors.ChunkRangeError(f"the range is not inside the {there[row]} bytes of the chunk"),
-            )
-        sizes[outside] = -1
-    room = request.memory.lengths[items]
-    small = (room >= 0) & (sizes > room)
-    for row in np.flatnonzero(small).tolist():
-        request.fail(
-            int(items[row]),
-            errors.ChunkRangeError(f"{sizes[row]} bytes do not fit a destination of {room[row]}"),
-        )
-    sizes[small] = -1
+    sizes: Int64s = located.extents["length"].max(axis=1, initial=0).astype(np.int64)
+    for row, error in request.memory.refused(core.staging, items, sizes):
+        request.fail(int(items[row]), error)
+        sizes[row] = -1
     return sizes
 
 
@@ -170,6 +147,7 @@ class _Piecewise:
         self._items = located.items
         self._extents = located.extents
         self._until = located.until
+        self._cluster = located.cluster
         self._sizes = sizes
         self._tried = located.extents["segment"] == NO_SEGMENT
         self._corrupt = np.zeros(len(self._items), dtype=np.bool_)
@@ -224,57 +202,58 @@ class _Piecewise:
         core, request, place = self._core, self._request, piece.place
         extents = self._extents[pending, choice]
         self._tried[pending, choice] = True
-        whole = request.starts is None
-        at: Any = 0 if request.starts is None else request.starts[self._items[pending]]
         deadline = min(request.deadline, self._until)
-        jobs = core.start_moves("read", place, pending, extents, at, deadline, whole, self._jobs)
+        jobs = core.start_moves("read", place, pending, extents, self._cluster, deadline, True, self._jobs)
         finished = np.zeros(len(pending), dtype=np.bool_)
         for job in jobs:
-            moved = job.finish(core.settle_seconds(place))
+            moved = core.finish(job, place)
             # After the bytes have come, and before anything is believed.
             in_time = time.monotonic() < self._until
-            if not in_time:
+            if not in_time or isinstance(job.error, errors.ClusterChangedError):
                 self._late(len(job.rows))
                 finished[job.rows] = True
                 continue
-            good = self._verified(place, pending[job.rows], extents[job.rows], moved, whole)
-            self._blame(job, moved, good, pending[job.rows])
-            finished[job.rows[good]] = True
+            good = self._verified(place, pending[job.rows], extents[job.rows], moved)
+            if not good.all() and not core.same_cluster(self._cluster):
+                # Nobody knows what lies there now. What is good is so: its digest is that of the chunk.
+                finished[job.rows] = True
+            else:
+                self._blame(job, moved, good, pending[job.rows])
+                finished[job.rows[good]] = True
             rows = pending[job.rows[good]]
             if len(rows):
                 request.memory.deliver(core.staging, piece, rows)
                 request.outcomes[self._items[rows]] = Outcome.OK
-                request.lengths[self._items[rows]] = self._sizes[rows]
+                request.lengths[self._items[rows]] = request.memory.wanted(self._items[rows], self._sizes[rows])
         return finished
 
     def _verified(
-        self, place: Place, rows: npt.NDArray[np.intp], extents: Records, moved: Moved, whole: bool
+        self, place: Place, rows: npt.NDArray[np.intp], extents: Records, moved: Moved
     ) -> npt.NDArray[np.bool_]:
         good = moved.good.copy()
         if not good.any():
             return good
         headers = self._core.staging.bytes[place.header_offsets[rows][:, None] + np.arange(HEADER_BYTES)]
         good &= headers_match(headers, extents, self._hashes[rows], self._request.shard)
-        if whole:
-            digests = moved.digests
-            if digests is None:
-                # No CPU has seen the bytes yet, so the digest is all that tells of damage.
-                ranges = place.offsets[rows], place.lengths[rows]
-                digests = np.frombuffer(digest_batch(place.region, *ranges), dtype="<u8")
-            good &= digests == digests_in(headers)
+        digests = moved.digests
+        if digests is None:
+            # No CPU has seen the bytes yet, so the digest is all that tells of damage.
+            ranges = place.offsets[rows], place.lengths[rows]
+            digests = np.frombuffer(digest_batch(place.region, *ranges), dtype="<u8")
+        good &= digests == digests_in(headers)
         return good
 
     def _blame(self, job: Job, moved: Moved, good: npt.NDArray[np.bool_], rows: npt.NDArray[np.intp]) -> None:
         if job.error is not None:
             self._failure = job.error
             if job.blamed:
-                self._core.failed(job.segment, job.error)
+                self._core.failed(job.segment, self._cluster, job.error)
         corrupt = moved.good & ~good
         if corrupt.any():
             self._corrupt[rows[corrupt]] = True
             self._core.count(corrupt_found=int(corrupt.sum()))
             error = errors.ChunkCorruptError(f"{corrupt.sum()} chunks in segment {job.segment} are not what they were")
-            self._core.report(job.segment, error)
+            self._core.report(job.segment, self._cluster, error)
 
     def _give_up(self, row: int) -> None:
         item = int(self._items[row])

@@ -86,7 +86,6 @@ class Move:
         place: Place,
         rows: npt.NDArray[np.intp],
         remote_offsets: Int64s,
-        remote_payloads: Int64s,
         deadline: float,
         digest: bool,
         parts: Parts,
@@ -100,7 +99,6 @@ class Move:
             place: where they lie here.
             rows: which of them.
             remote_offsets: of their extents in the segment, for each of `rows`.
-            remote_payloads: of what is moved of the payload, likewise.
             deadline: of `time.monotonic`.
             digest: have the engine compute the digests of payloads on the way.
             parts: what of the chunks.
@@ -108,6 +106,7 @@ class Move:
         self = cls(len(rows))
         submit = engine.read if op == "read" else engine.write
         lengths = place.lengths[rows]
+        remote_payloads = remote_offsets + HEADER_BYTES
         seconds = max(0.001, deadline - time.monotonic())
 
         def begin(local: Region, offsets: Any, remote: Any, sizes: Any, items: int, payloads: bool) -> None:
@@ -121,7 +120,7 @@ class Move:
                 begin(place.region, place.offsets[rows], remote_payloads, lengths, 1, True)
             elif parts == "headers":
                 begin(place.headers, place.header_offsets[rows], remote_offsets, HEADER_BYTES, 1, False)
-            elif place.joined and not digest and (remote_payloads == remote_offsets + HEADER_BYTES).all():
+            elif place.joined and not digest:
                 begin(place.headers, place.header_offsets[rows], remote_offsets, lengths + HEADER_BYTES, 1, False)
             elif place.headers is place.region:
                 begin(
@@ -139,6 +138,11 @@ class Move:
             # Nothing of that transfer was started; an earlier one may have been.
             self._error = error
         return self
+
+    @property
+    def refused(self) -> MoonpoolError | None:
+        """Why the engine did not begin a transfer, before any node had heard of it."""
+        return self._error
 
     @property
     def unsettled(self) -> list[Transfer]:

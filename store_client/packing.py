@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
@@ -27,9 +26,6 @@ __all__ = [
     "hash_matrix",
     "header_bytes",
     "headers_match",
-    "numbers",
-    "packed_hashes",
-    "packed_parents",
 ]
 
 Int64s: TypeAlias = "npt.NDArray[np.int64]"
@@ -60,40 +56,6 @@ EXTENT: Final = np.dtype(
     [("generation", "<u8"), ("offset", "<u8"), ("length", "<u8"), ("segment", "<u4"), ("zero", "<u4")]
 )
 assert HEADER.itemsize == HEADER_BYTES
-
-
-def packed_hashes(hashes: Hashes) -> bytes:
-    """Return the hashes as n x 32 bytes.
-
-    Raises:
-        StoreArgumentError: they are not 32 bytes each.
-    """
-    if isinstance(hashes, (list, tuple)):
-        for index, one in enumerate(hashes):
-            if not isinstance(one, (bytes, bytearray, memoryview)) or len(one) != HASH_BYTES:
-                raise StoreArgumentError(f"hash {index} is not {HASH_BYTES} bytes", hint="bytes of that length")
-        return b"".join(hashes)
-    try:
-        packed = bytes(memoryview(hashes).cast("B"))  # type: ignore[arg-type]
-    except (TypeError, ValueError, BufferError):
-        packed = np.ascontiguousarray(hashes).tobytes() if isinstance(hashes, np.ndarray) else b"?"
-    if len(packed) % HASH_BYTES:
-        raise StoreArgumentError(
-            f"hashes is a {type(hashes).__name__} that is not n x {HASH_BYTES} bytes",
-            hint=f"bytes of n x {HASH_BYTES}, a list of bytes, or an array of uint8",
-        )
-    return packed
-
-
-def packed_parents(parents: Hashes | None, count: int) -> bytes:
-    """Return parents as PutStart takes them: nothing, 32 bytes for a chain, or n x 32."""
-    packed = b"" if parents is None else packed_hashes(parents)
-    if len(packed) not in (0, HASH_BYTES, count * HASH_BYTES):
-        raise StoreArgumentError(
-            f"{len(packed) // HASH_BYTES} parents were given for {count} chunks",
-            hint="one, of the first chunk of a chain, or one for each; ROOT for none",
-        )
-    return packed
 
 
 def hash_matrix(packed: bytes) -> npt.NDArray[np.uint64]:
@@ -144,13 +106,3 @@ def digests_in(headers: Bytes) -> npt.NDArray[np.uint64]:
     """Return the digest that each header names."""
     found: npt.NDArray[np.uint64] = np.ascontiguousarray(headers).view(HEADER).reshape(-1)["digest"]
     return found
-
-
-def numbers(value: Any, count: int, what: str) -> Int64s:
-    """Return `value`, an int or one for each of `count`, as an array of int64."""
-    array = np.asarray(value)
-    if array.dtype.kind not in "iu" or array.ndim > 1 or (array.ndim == 1 and len(array) != count):
-        raise StoreArgumentError(f"{what} is not an int or {count} of them", hint="an int, or an array of int64")
-    if array.ndim == 0:
-        return np.full(count, operator.index(array.item()), dtype=np.int64)
-    return np.ascontiguousarray(array, dtype=np.int64)

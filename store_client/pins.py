@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from typing import TYPE_CHECKING
 
+from moonpool.errors import MoonpoolError
 from moonpool.proto import pool_pb2 as pb
+from moonpool.store_client.arguments import checked_timeout
 from moonpool.store_client.results import Outcome, Results
 
 if TYPE_CHECKING:
@@ -27,14 +30,12 @@ class Pin:
         results: which chunks are held: OK, or MISS for those that are not there.
     """
 
-    def __init__(self, core: Core, number: int, namespace: str, hashes: bytes, results: Results) -> None:
+    def __init__(self, core: Core, numbers: list[int], results: Results) -> None:
         self._core = core
-        self._number = number
+        #: Of the pins that the master gave, one for each of its calls.
+        self._numbers = numbers
         self._lock = threading.Lock()
         self.results = results
-        if number:
-            matrix = [hashes[32 * index : 32 * index + 32] for index in results.where(Outcome.OK)]
-            core.session.hold(number, namespace, b"".join(matrix))
 
     def __len__(self) -> int:
         return self.results.count(Outcome.OK)
@@ -42,7 +43,7 @@ class Pin:
     @property
     def released(self) -> bool:
         """Whether it holds nothing any more."""
-        return self._number == 0
+        return not self._numbers
 
     def release(self, timeout: float | None = None) -> None:
         """Let go of the chunks. Calling it again does nothing.
@@ -50,13 +51,18 @@ class Pin:
         Raises:
             MasterUnavailableError: the master did not answer. The pin ends with the session then, at the latest.
         """
+        if self._core.forked:
+            self._core.check()  # the pin is that of the parent
+        seconds = self._core.settings.timeout if timeout is None else checked_timeout(timeout)
         with self._lock:
-            number, self._number = self._number, 0
-        if not number or not self._core.session.let_go(number):
+            numbers, self._numbers = self._numbers, []
+        held = [number for number in numbers if self._core.session.let_go(number)]
+        if not held:
             return
-        seconds = self._core.settings.timeout if timeout is None else timeout
-        request = pb.UnpinRequest(session=self._core.session.id, pin=number)
-        self._core.call("Unpin", request, time.monotonic() + seconds)
+        self._core.check()
+        deadline = time.monotonic() + seconds
+        for number in held:
+            self._core.call("Unpin", pb.UnpinRequest(session=self._core.session.id, pin=number), deadline)
 
     def __enter__(self) -> Self:
         return self
@@ -68,9 +74,27 @@ class Pin:
         return f"<Pin of {len(self)} chunks{', released' if self.released else ''}>"
 
 
-def pin(core: Core, namespace: str, hashes: bytes, deadline: float) -> Pin:
-    """Pin chunks. See `StoreClient.pin`."""
+def pin(core: Core, namespace: str, batches: list[bytes], deadline: float) -> Pin:
+    """Pin chunks, a batch in each call to the master. See `StoreClient.pin`."""
+    numbers: list[int] = []
+    outcomes = b""
+    try:
+        for hashes in batches:
+            number, some = _pin_batch(core, namespace, hashes, deadline)
+            numbers += [number] if number else []
+            outcomes += some
+    except BaseException:
+        with contextlib.suppress(MoonpoolError):  # the first error counts; what stays pinned ends with the session
+            Pin(core, numbers, Results(outcomes, {})).release()
+        raise
+    return Pin(core, numbers, Results(outcomes, {}))
+
+
+def _pin_batch(core: Core, namespace: str, hashes: bytes, deadline: float) -> tuple[int, bytes]:
     request = pb.PinRequest(session=core.session.id, namespace=namespace, hashes=hashes)
     reply = core.call("Pin", request, deadline)
     outcomes = bytes(Outcome.OK if status == pb.OK else Outcome.MISS for status in reply.statuses)
-    return Pin(core, reply.pin, namespace, hashes, Results(outcomes, {}))
+    if reply.pin:
+        rows = [hashes[32 * row : 32 * row + 32] for row, outcome in enumerate(outcomes) if outcome == Outcome.OK]
+        core.session.hold(reply.pin, namespace, b"".join(rows))
+    return reply.pin, outcomes

@@ -22,6 +22,7 @@ from moonpool.store_client.packing import (
     extents_of,
     header_bytes,
 )
+from moonpool.store_client.refusals import refusal
 from moonpool.store_client.results import Outcome, Results
 from moonpool.transfer_engine import digest_batch
 
@@ -55,10 +56,12 @@ class PutRequest:
     replicas: int
     deadline: float
     outcomes: npt.NDArray[np.uint8] = field(init=False)
+    copies: npt.NDArray[np.uint8] = field(init=False)
     errors: dict[int, MoonpoolError] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.outcomes = np.full(self.memory.count, _PENDING, dtype=np.uint8)
+        self.copies = np.zeros(self.memory.count, dtype=np.uint8)
 
     def hashes_of(self, items: npt.NDArray[np.intp]) -> bytes:
         """Return the packed hashes of some chunks."""
@@ -97,7 +100,7 @@ def put(core: Core, request: PutRequest) -> Results:
         puts_already=outcomes.count(Outcome.ALREADY),
         puts_failed=outcomes.count(Outcome.FAILED),
     )
-    return Results(outcomes, request.errors)
+    return Results(outcomes, request.errors, request.copies.tobytes())
 
 
 class _Piecewise:
@@ -145,7 +148,9 @@ class _Piecewise:
             allowed = [reply.deadline_ms / 1000 * (1 - _FOR_COMMIT)]
             allowed += [reply.begin_ms / 1000] if reply.begin_ms else []
             deadline = min(self._request.deadline, sent + min(allowed))
-            done[granted] = self._write_and_commit(rows[granted], extents[granted], deadline)
+            done[granted] = self._write_and_commit(
+                rows[granted], extents[granted], reply.header.cluster_id.hex(), deadline
+            )
         done |= self._refused(rows, statuses, granted, reply.retry_after_ms / 1000, avoid)
         self._pending = rows[~done]
         if len(self._pending) and not granted.any():
@@ -197,7 +202,7 @@ class _Piecewise:
             status = int(statuses[index])
             if status == pb.NO_SPACE and self._space_until is not None and time.monotonic() < self._space_until:
                 continue
-            self._request.fail(int(self._items[rows[index]]), self._refusal(status, retry_after))
+            self._request.fail(int(self._items[rows[index]]), refusal(status, retry_after, self._failure))
             finished[index] = True
         if avoid and time.monotonic() >= self._forgive_at:
             # The segments that are avoided may be the only ones with room, and well again.
@@ -220,30 +225,6 @@ class _Piecewise:
             removed = {one for one, status in zip(spoilt, statuses_of, strict=True) if status != pb.IN_USE}
             renewed[there] = [one in removed for one in hashes]
         return renewed
-
-    def _refusal(self, status: int, retry_after: float) -> MoonpoolError:
-        if status == pb.NO_SPACE:
-            if self._failure is not None:
-                return errors.NodeUnreachableError(
-                    "no node that could take the chunk can be reached", cause=str(self._failure), retryable=True
-                )
-            return errors.NoSpaceError(
-                "there is no room in the pool, and eviction made none in time",
-                retry_after=retry_after,
-                retryable=True,
-                hint=f"again after {retry_after:g}s, more nodes, or fewer pins",
-            )
-        if status == pb.CONFLICT:
-            return errors.ChunkConflictError(
-                "the chunk is there with another length or number of shards", hint="a hash that covers all of the value"
-            )
-        if status == pb.CHUNKS_MAX:
-            return errors.IndexFullError("the master's index is full", retryable=True, hint="a larger chunks_max")
-        if status == pb.TOO_LARGE:
-            return errors.ChunkTooLargeError("the chunk is larger than every segment", hint="larger nodes")
-        if status == pb.INVALID:
-            return errors.StoreArgumentError("the master refused the chunk", hint="shard < shards, a value of 1 byte")
-        return errors.MasterError(f"the master answered {status} to a put", code="UNKNOWN_STATUS")
 
     def _out_of_time(self) -> None:
         for item in self._items[self._pending].tolist():
@@ -268,25 +249,31 @@ class _Piecewise:
             memory.load(staging, piece)
         return self._piece
 
-    def _write_and_commit(self, rows: npt.NDArray[np.intp], extents: Records, deadline: float) -> npt.NDArray[np.bool_]:
+    def _write_and_commit(
+        self, rows: npt.NDArray[np.intp], extents: Records, cluster: str, deadline: float
+    ) -> npt.NDArray[np.bool_]:
         generations = extents["generation"].max(axis=1)
         try:
-            written, settled = self._write(rows, extents, deadline)
+            written, settled = self._write(rows, extents, cluster, deadline)
         except BaseException:
             # No room in staging, Ctrl-C, or the client is being closed.
-            self._abort(rows, generations, settled=not any(job.unsettled for job in self._jobs))
+            if self._core.same_cluster(cluster):
+                self._abort(rows, generations, settled=not any(job.unsettled for job in self._jobs))
             raise
-        good = written != 0
         done = np.zeros(len(rows), dtype=np.bool_)
+        if not self._core.same_cluster(cluster):
+            # The master of these extents has gone for good, and they with it: start anew.
+            return done
+        good = written != 0
         if not good.all():
             self._abort(rows[~good], generations[~good], settled)
         if good.any():
             full = (1 << (extents["segment"] != NO_SEGMENT).sum(axis=1)) - 1
-            done[good] = self._commit(rows[good], generations[good], written[good], full[good])
+            done[good] = self._commit(rows[good], generations[good], written[good], full[good], cluster)
         return done
 
     def _write(
-        self, rows: npt.NDArray[np.intp], extents: Records, deadline: float
+        self, rows: npt.NDArray[np.intp], extents: Records, cluster: str, deadline: float
     ) -> tuple[npt.NDArray[np.uint8], bool]:
         """Write all replicas. Returns (a bit for each that is in place; whether nothing can write any more)."""
         core, place = self._core, self._prepared().place
@@ -298,22 +285,24 @@ class _Piecewise:
         # All replicas at once: they are different segments, mostly on different hosts. Payloads go first: whoever moves
         # them computes the digests on the way, and no header is there before what it speaks of.
         which, replica = np.nonzero(extents["segment"] != NO_SEGMENT)
-        payloads = self._write_parts("payloads", rows[which], extents[which, replica], deadline)
+        payloads = self._write_parts("payloads", rows[which], extents[which, replica], cluster, deadline)
         which, replica = which[payloads.good], replica[payloads.good]
         hashes = self._request.hashes_of(self._items[rows])
         headers = header_bytes(first, self._digests[rows], hashes, self._request.shard)
         core.staging.bytes[place.header_offsets[rows][:, None] + np.arange(HEADER_BYTES)] = headers
-        whole = self._write_parts("headers", rows[which], extents[which, replica], deadline)
+        whole = self._write_parts("headers", rows[which], extents[which, replica], cluster, deadline)
         which, replica = which[whole.good], replica[whole.good]
         written = np.zeros(len(rows), dtype=np.uint8)
         np.bitwise_or.at(written, which, (1 << replica).astype(np.uint8))
         return written, payloads.settled and whole.settled
 
-    def _write_parts(self, parts: Parts, rows: npt.NDArray[np.intp], extents: Records, deadline: float) -> Moved:
+    def _write_parts(
+        self, parts: Parts, rows: npt.NDArray[np.intp], extents: Records, cluster: str, deadline: float
+    ) -> Moved:
         """Write payloads or headers of these rows of the piece into these extents; blame segments that fail."""
         core, place = self._core, self._prepared().place
         wanted = parts == "payloads" and not self._digested[rows].all()
-        jobs = core.start_moves("write", place, rows, extents, 0, deadline, wanted, self._jobs, parts)
+        jobs = core.start_moves("write", place, rows, extents, cluster, deadline, wanted, self._jobs, parts)
         if wanted:
             # What devices move, the CPU looks at meanwhile.
             for job in jobs:
@@ -321,16 +310,16 @@ class _Piecewise:
                     self._digest(rows[job.rows])
         moved = Moved(np.zeros(len(rows), dtype=np.bool_))
         for job in jobs:
-            part = job.finish(core.settle_seconds(place))
+            part = core.finish(job, place)
             moved.good[job.rows] = part.good
             moved.settled &= part.settled
             if part.digests is not None:
                 self._digests[rows[job.rows[part.good]]] = part.digests[part.good]
                 self._digested[rows[job.rows[part.good]]] = True
-            if job.error is not None:
+            if job.error is not None and core.same_cluster(cluster):
                 self._failure = job.error
                 if job.blamed:
-                    core.failed(job.segment, job.error)
+                    core.failed(job.segment, cluster, job.error)
         if wanted:
             self._digest(rows[moved.good])
         return moved
@@ -351,6 +340,7 @@ class _Piecewise:
         generations: npt.NDArray[np.uint64],
         written: npt.NDArray[np.uint8],
         full: npt.NDArray[Any],
+        cluster: str,
     ) -> npt.NDArray[np.bool_]:
         request, items = self._request, self._items[rows]
         message = pb.PutCommitRequest(
@@ -364,12 +354,16 @@ class _Piecewise:
         # The time may be over: the bytes are there, so a moment more is well spent.
         deadline = max(request.deadline, time.monotonic() + 1.0)
         reply = self._core.call("PutCommit", message, deadline)
+        if reply.header.cluster_id.hex() != cluster:
+            # Whatever this master has under such a generation, it is not what was written.
+            return np.zeros(len(rows), dtype=np.bool_)
         statuses = np.frombuffer(reply.statuses, dtype=np.uint8)
         # ALREADY: committed under this very generation, by an attempt of this call whose answer was lost.
         done: npt.NDArray[np.bool_] = (statuses == pb.OK) | (statuses == pb.ALREADY)
         request.outcomes[items[done]] = Outcome.OK
+        request.copies[items[done]] = np.unpackbits(written[done][:, None], axis=1).sum(axis=1)
         for index in np.flatnonzero(statuses == pb.CONFLICT).tolist():
-            request.fail(int(items[index]), self._refusal(pb.CONFLICT, 0.0))
+            request.fail(int(items[index]), refusal(pb.CONFLICT, 0.0, None))
             done[index] = True
         return done
 

@@ -37,13 +37,15 @@ class Results:
     Attributes:
         outcomes: one `Outcome` number per chunk (``bytes``, so a chunk costs one byte).
         errors: for chunks that are FAILED or CORRUPT, why.
+        replicas: for a put, how many copies of each chunk it has written; 0 where the chunk is not OK. Else empty.
     """
 
-    __slots__ = ("errors", "outcomes")
+    __slots__ = ("errors", "outcomes", "replicas")
 
-    def __init__(self, outcomes: bytes, errors: dict[int, MoonpoolError]) -> None:
+    def __init__(self, outcomes: bytes, errors: dict[int, MoonpoolError], replicas: bytes = b"") -> None:
         self.outcomes = outcomes
         self.errors = errors
+        self.replicas = replicas
 
     def __len__(self) -> int:
         return len(self.outcomes)

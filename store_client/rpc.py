@@ -62,6 +62,12 @@ class MasterLink:
         """Which master answered last; None before the first answer."""
         return self._identity
 
+    @property
+    def cluster(self) -> str:
+        """The cluster of the master that answered last, 32 hexadecimal digits; empty before the first answer."""
+        identity = self._identity
+        return "" if identity is None else identity.cluster_id
+
     def call(self, method: str, request: Any, deadline: float) -> Any:
         """Call the master and return its reply. Every call of this protocol may be made again.
 

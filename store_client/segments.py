@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from moonpool.errors import MoonpoolError
 from moonpool.proto import pool_pb2 as pb
-from moonpool.store_client.errors import NodeUnreachableError, StoreTimeoutError
-from moonpool.transfer_engine import Peer, RemoteRegion, TransferEngine
+from moonpool.store_client.errors import ClusterChangedError, NodeUnreachableError, StoreTimeoutError
+from moonpool.transfer_engine import ForkedError, Peer, RemoteRegion, TransferEngine
 
 if TYPE_CHECKING:
     from moonpool.store_client.rpc import MasterLink
@@ -53,28 +53,33 @@ class SegmentTable:
         self._cluster = ""
         self.failures = 0
 
-    def target(self, segment: int, deadline: float) -> Target:
+    def target(self, segment: int, cluster: str, deadline: float) -> Target:
         """Return how to reach a segment; connect to its node first when that has not been done.
 
+        Args:
+            segment: its number.
+            cluster: the id of the cluster whose master gave it this number. Another one means another segment by it.
+            deadline: of `time.monotonic`.
+
         Raises:
+            ClusterChangedError: another cluster answers now.
             NodeUnreachableError: the master knows no such segment, or its node cannot be reached.
         """
-        identity = self._link.identity
+        if cluster != self._link.cluster:
+            raise _changed()
         with self._lock:
-            if identity is not None and identity.cluster_id != self._cluster:
-                # A master that remembers nothing counts segments from the beginning.
-                self._cluster = identity.cluster_id
-                self._known, self._targets, self._peers, self._avoided = {}, {}, {}, {}
+            self._of_cluster(cluster)
             future = self._targets.get(segment)
             mine = future is None
             if future is None:
                 future = self._targets[segment] = Future()
         if mine:
             try:
-                future.set_result(self._connect(segment, deadline))
+                future.set_result(self._connect(segment, cluster, deadline))
             except BaseException as error:
                 with self._lock:
-                    self._targets.pop(segment, None)
+                    if self._targets.get(segment) is future:
+                        del self._targets[segment]
                 future.set_exception(error)
                 raise
         try:
@@ -96,6 +101,7 @@ class SegmentTable:
         reply = self._link.call("ListSegments", pb.ListSegmentsRequest(), deadline)
         stale = []
         with self._lock:
+            self._of_cluster(reply.header.cluster_id.hex())
             for segment in reply.segments:
                 before = self._known.get(segment.segment)
                 if before is not None and before.incarnation != segment.incarnation:
@@ -105,10 +111,12 @@ class SegmentTable:
             self._drop(number)
         return list(reply.segments)
 
-    def failed(self, segment: int, error: MoonpoolError | None) -> None:
+    def failed(self, segment: int, cluster: str, error: MoonpoolError | None) -> None:
         """A transfer with this segment failed: avoid it for a while, connect anew afterwards."""
-        self.failures += 1
         with self._lock:
+            if cluster != self._cluster:
+                return  # a segment of the same number is another one now
+            self.failures += 1
             self._avoided[segment] = time.monotonic() + self._avoid_seconds
         self._drop(segment)
         _log.warning("segment %d is avoided for %gs: %s", segment, self._avoid_seconds, error)
@@ -134,6 +142,12 @@ class SegmentTable:
         for peer in peers:
             peer.close()
 
+    def _of_cluster(self, cluster: str) -> None:
+        # A master that remembers nothing counts segments from the beginning.
+        if cluster != self._cluster:
+            self._cluster = cluster
+            self._known, self._targets, self._peers, self._avoided = {}, {}, {}, {}
+
     def _drop(self, segment: int) -> None:
         # The connection is not closed here, because others may be using it: it goes with the last who does.
         with self._lock:
@@ -142,10 +156,15 @@ class SegmentTable:
                 gone = future.result().peer
                 self._peers = {key: peer for key, peer in self._peers.items() if peer is not gone}
 
-    def _connect(self, segment: int, deadline: float) -> Target:
+    def _connect(self, segment: int, cluster: str, deadline: float) -> Target:
         known = self._known.get(segment)
         if known is None or segment in self._avoided:
             self.refresh(deadline)
+            if cluster != self._link.cluster:
+                raise _changed()
+        with self._lock:
+            if cluster != self._cluster:
+                raise _changed()
             known = self._known.get(segment)
         if known is None:
             raise NodeUnreachableError(f"the master knows no segment {segment}", retryable=True)
@@ -163,7 +182,7 @@ class SegmentTable:
                     f"the node of segment {segment} was started anew", peer=known.address, retryable=True
                 )
             region = peer.regions.wait(known.region, timeout)
-        except NodeUnreachableError:
+        except (NodeUnreachableError, ForkedError):
             raise
         except MoonpoolError as error:
             raise NodeUnreachableError(
@@ -175,3 +194,7 @@ class SegmentTable:
         with self._lock:
             self._peers[key] = peer
         return Target(segment, peer, region, incarnation, known.host_id, peer.path != "rdma")
+
+
+def _changed() -> ClusterChangedError:
+    return ClusterChangedError("another cluster answers than the one that gave the segment its number", retryable=True)

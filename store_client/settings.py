@@ -53,7 +53,8 @@ class StoreClientSettings:
     )
     staging_bytes: int = setting(
         128 << 20,
-        "Registered memory through which everything goes that is not registered itself. Larger batches go in pieces.",
+        "Registered memory through which everything goes that is not registered itself. Larger batches go in pieces. "
+        "A range of a chunk can be had where the whole chunk fits.",
         unit="bytes",
         minimum=1 << 20,
         maximum=1 << 40,

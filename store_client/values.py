@@ -9,9 +9,11 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from moonpool.errors import MoonpoolError
+from moonpool.store_client.arguments import checked_region, numbers
 from moonpool.store_client.errors import ChunkRangeError, StoreArgumentError
 from moonpool.store_client.moves import Place
-from moonpool.store_client.packing import HEADER_BYTES, Int64s, numbers
+from moonpool.store_client.packing import HEADER_BYTES, Int64s
 from moonpool.store_client.staging import ALIGN, Slice, StagingArea
 from moonpool.transfer_engine import Region, TransferEngine
 
@@ -74,6 +76,27 @@ class Memory:
         """Return the bytes of one value."""
         raise NotImplementedError
 
+    def wanted(self, items: npt.NDArray[np.intp], lengths: Int64s) -> Int64s:
+        """Return how many bytes of chunks of these lengths are delivered: all of them."""
+        return lengths
+
+    def refused(
+        self, staging: StagingArea, items: npt.NDArray[np.intp], lengths: Int64s
+    ) -> Iterator[tuple[int, MoonpoolError]]:
+        """Yield the rows of chunks of these lengths that cannot be delivered, and why."""
+        room, sizes = self.lengths[items], self.wanted(items, lengths)
+        for row in np.flatnonzero((room >= 0) & (sizes > room)).tolist():
+            yield row, ChunkRangeError(f"{sizes[row]} bytes do not fit a destination of {room[row]}")
+
+    @property
+    def made(self) -> list[bytes | None] | None:
+        """The bytes of each chunk, for a get that makes them."""
+        return None
+
+    def accept(self, item: int, found: memoryview) -> None:
+        """Take verified bytes for a chunk."""
+        raise NotImplementedError
+
     def load(self, staging: StagingArea, piece: Piece) -> None:
         """Bring the values to the place of the piece, if they are not there."""
 
@@ -98,6 +121,11 @@ class Registered(Memory):
         """See `Memory`."""
         start = int(self.offsets[item])
         return memoryview(self.region).cast("B")[start : start + int(self.lengths[item])]
+
+    def accept(self, item: int, found: memoryview) -> None:
+        """See `Memory`."""
+        start = int(self.offsets[item])
+        memoryview(self.region).cast("B")[start : start + found.nbytes] = found
 
     def place(self, staging: StagingArea, items: npt.NDArray[np.intp], lengths: Int64s, deadline: float) -> Piece:
         """See `Memory`."""
@@ -154,11 +182,21 @@ class Buffers(Memory):
         source = memoryview(piece.place.region).cast("B")
         offsets, lengths = piece.place.offsets[rows].tolist(), piece.place.lengths[rows].tolist()
         for item, offset, length in zip(piece.items[rows].tolist(), offsets, lengths, strict=True):
-            view = self.views[item]
-            if view is None:
-                self.taken[item] = bytes(source[offset : offset + length])
-            elif piece.region is None:
-                view[:length] = source[offset : offset + length]
+            if piece.region is None or self.views[item] is None:
+                self.accept(item, source[offset : offset + length])
+
+    @property
+    def made(self) -> list[bytes | None] | None:
+        """See `Memory`."""
+        return self.taken if self.makes else None
+
+    def accept(self, item: int, found: memoryview) -> None:
+        """See `Memory`."""
+        view = self.views[item]
+        if view is None:
+            self.taken[item] = bytes(found)
+        else:
+            view[: found.nbytes] = found
 
     def _alone(self, staging: StagingArea, items: npt.NDArray[np.intp], lengths: Int64s, deadline: float) -> Piece:
         # Larger than all of the staging area, so it is alone: its own memory is registered for as long as it takes.
@@ -204,6 +242,7 @@ def destinations_of(engine: TransferEngine, destinations: Any, count: int) -> Me
 def _memory_of(engine: TransferEngine, given: Any, count: int, *, writable: bool, what: str) -> Memory:
     if isinstance(given, tuple) and len(given) == 3 and isinstance(given[0], Region):
         region, offsets, lengths = given
+        checked_region(engine, region, what, writable=writable)
         ranges = numbers(offsets, count, f"offsets of {what}"), numbers(lengths, count, f"lengths of {what}")
         wrong = (ranges[0] < 0) | (ranges[1] < 0) | (ranges[0] > region.nbytes - ranges[1])
         if wrong.any():

@@ -49,7 +49,7 @@ def reference() -> str:
     for component, (cls, reader) in SETTINGS.items():
         rows = describe(cls, component)
         example = "\n".join(
-            f"{row.name} = {row.default if re.fullmatch('[0-9.]+|false', row.default) else repr(row.default)}"
+            f"{row.name} = {row.default if re.fullmatch('[0-9.]+|true|false', row.default) else repr(row.default)}"
             for row in rows
             if row.default != "none"
         ).replace("'", '"')

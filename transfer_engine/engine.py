@@ -154,6 +154,10 @@ class TransferEngine:
 
     # ---------------------------------------------------------------- memory
 
+    def owns(self, region: Region) -> bool:
+        """Return whether `region` is one of this engine that was not released."""
+        return self._lifetime.regions.get(region.id) is region
+
     def allocate(
         self,
         nbytes: int,

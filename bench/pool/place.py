@@ -131,7 +131,7 @@ class PoolPlace:
 
     def target(self, segment: int) -> Target:
         """Return how to reach a segment without the client."""
-        return self._table.target(segment, time.monotonic() + _CALL_SECONDS)
+        return self._table.target(segment, self._link.cluster, time.monotonic() + _CALL_SECONDS)
 
     def memory(self, name: str, nbytes: int) -> tuple[NDArray[np.uint8], Region]:
         """Return memory of this process that is registered, the same again for the same size."""

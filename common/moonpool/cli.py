@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 from typing import Final
 
@@ -13,7 +14,7 @@ import click
 import moonpool
 from moonpool.errors import MoonpoolError
 
-__all__ = ["cli", "main"]
+__all__ = ["check_descriptor", "cli", "main"]
 
 #: Command -> where it is. A component that is not installed has no commands.
 COMMANDS: Final = {
@@ -77,6 +78,18 @@ def cli() -> None:
     The exit status is 0 when it worked, 2 for a command line that makes no sense, 3 when something failed, and 130
     after Ctrl-C.
     """
+
+
+def check_descriptor(number: int) -> None:
+    """Refuse a `--ready-fd` before anything is started for whoever waits there.
+
+    Raises:
+        click.BadParameter: nothing is open under this number.
+    """
+    try:
+        os.fstat(number)
+    except (OSError, OverflowError) as error:
+        raise click.BadParameter(f"{number} is no open descriptor", param_hint="--ready-fd") from error
 
 
 def main() -> None:

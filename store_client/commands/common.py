@@ -8,10 +8,11 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from moonpool.store_client import StoreClient
+from moonpool.store_client import StoreArgumentError, StoreClient
+from moonpool.store_client.arguments import checked_namespace
 from moonpool.store_client.settings import StoreClientSettings
 
-__all__ = ["HashText", "connected", "open_client"]
+__all__ = ["HashText", "NamespaceText", "connected", "open_client"]
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 # A command moves no bytes of chunks.
@@ -32,6 +33,19 @@ class HashText(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gene
         if len(raw) != 32:
             self.fail(f"{value!r} is not 64 hexadecimal digits", param, ctx)
         return raw
+
+
+class NamespaceText(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in later versions of click
+    """A namespace."""
+
+    name = "namespace"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return it. Bytes of the command line that are no UTF-8 are no namespace."""
+        try:
+            return checked_namespace(value)
+        except StoreArgumentError as error:
+            self.fail(f"{error.message}: it is {error.hint}", param, ctx)
 
 
 def connected(command: _Command) -> _Command:

@@ -11,7 +11,7 @@ __all__ = ["drain"]
 
 
 @click.command(short_help="Put nothing more into a segment.")
-@click.argument("segment", type=int)
+@click.argument("segment", type=click.IntRange(min=0, max=0xFFFFFFFE))
 @click.option("--undo", is_flag=True, help="Use it again.")
 @connected
 def drain(segment: int, undo: bool, master: str | None, timeout: str | None, config: str | None) -> None:

@@ -9,13 +9,13 @@ from types import FrameType
 
 import click
 
-from moonpool.store_client.commands.common import HashText, connected, open_client
+from moonpool.store_client.commands.common import HashText, NamespaceText, connected, open_client
 
 __all__ = ["pin"]
 
 
 @click.command(short_help="Keep chunks in the pool while this runs.")
-@click.argument("namespace")
+@click.argument("namespace", type=NamespaceText())
 @click.argument("hashes", metavar="HASH...", type=HashText(), nargs=-1, required=True)
 @connected
 def pin(namespace: str, hashes: tuple[bytes, ...], master: str | None, timeout: str | None, config: str | None) -> None:
@@ -28,9 +28,9 @@ def pin(namespace: str, hashes: tuple[bytes, ...], master: str | None, timeout: 
     with open_client(master, timeout, config) as client, client.pin(namespace, list(hashes)) as held:
         if not len(held):
             raise click.ClickException("none of these chunks is there")
-        click.echo(f"{len(held)} of {len(hashes)} chunks are pinned until Ctrl-C")
         previous = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
+            click.echo(f"{len(held)} of {len(hashes)} chunks are pinned until Ctrl-C")
             over.wait()
         finally:
             for number, handler in previous.items():

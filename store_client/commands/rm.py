@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import click
 
-from moonpool.store_client.commands.common import HashText, connected, open_client
+from moonpool.store_client.commands.common import HashText, NamespaceText, connected, open_client
 from moonpool.store_client.results import Outcome
 
 __all__ = ["rm"]
 
 
 @click.command(short_help="Remove chunks.")
-@click.argument("namespace")
+@click.argument("namespace", type=NamespaceText())
 @click.argument("hashes", metavar="HASH...", type=HashText(), nargs=-1, required=True)
 @click.option("--prefix", is_flag=True, help="And all chunks that descend from them.")
 @connected

@@ -64,6 +64,9 @@ def test_rm_removes_chunks(run: CliRunner, client: StoreClient, namespace: str) 
     with client.pin(namespace, chain[:1]):
         assert "pinned" in output(run, "rm", namespace, chain[0].hex(), status=1)
     assert "hexadecimal" in output(run, "rm", namespace, "12", status=2)
+    for wrong in ("\udcff\udcfe", "", "x" * 256):  # bytes that are no UTF-8 come as half pairs
+        for command in ("rm", "pin"):
+            assert "UTF-8" in output(run, command, wrong, chain[0].hex(), status=2)
 
 
 def test_drain_and_back() -> None:
@@ -73,6 +76,7 @@ def test_drain_and_back() -> None:
         )
         number = next(segment.segment for segment in client.segments() if segment.node == "node-1")
         assert "draining" in output(run, "drain", str(number))
+        assert "range" in output(run, "drain", "--", "-1", status=2)
         assert "draining" in output(run, "ls")
         client.put("a", keys(50), [b"x" * 1000] * 50).require()
         by_number = {segment.segment: segment for segment in client.segments()}

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from engine_testing.leaks import eventually, nothing_left_behind
@@ -15,6 +17,7 @@ from store_testing import content, key, keys
 from moonpool.cluster import LocalCluster, local_cluster
 from moonpool.errors import ConfigError
 from moonpool.node import NodeSettings, StoreNode
+from moonpool.node.hostmemory import check_dram
 from moonpool.node.selftest import SIZES, self_test
 from moonpool.store_client import MasterUnavailableError, SelfTestError, StoreClient
 from moonpool.transfer_engine import EngineSettings, TransferEngine
@@ -38,6 +41,33 @@ def test_a_node_in_this_process(namespace: str) -> None:
             node.close()
         with cluster.client() as client:
             assert eventually(lambda: not client.segments() or not client.exists(namespace, [key(0)])[0], 30)
+
+
+def test_no_more_memory_is_lent_than_there_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with nothing_left_behind(), pytest.raises(ConfigError, match="this host has") as caught:
+        StoreNode(master="127.0.0.1:9", dram=1 << 49)
+    assert caught.value.hint
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 4096 kB\nMemFree: 1 kB\nMemAvailable: 2048 kB\nHugePages_Total: 0\n")
+    with caplog.at_level(logging.WARNING, logger="moonpool.node"):
+        check_dram(2 << 20, meminfo)
+        assert not caplog.records
+        check_dram(4 << 20, meminfo)
+    assert "available" in caplog.text
+    with pytest.raises(ConfigError):
+        check_dram((4 << 20) + 1, meminfo)
+    check_dram(1 << 40, tmp_path / "not there")
+
+
+def test_a_ready_descriptor_that_is_not_open_is_one_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "moonpool.cli", "node", "--dram", "1MiB", "--ready-fd", "77"],
+        env={"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "PATH": ""},
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "77 is no open descriptor" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_master_that_is_not_there() -> None:

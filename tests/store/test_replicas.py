@@ -28,11 +28,23 @@ def client(own_cluster: LocalCluster) -> StoreClient:
 
 def test_copies_are_on_different_nodes(client: StoreClient, namespace: str) -> None:
     hashes = keys(20, namespace)
-    client.put(namespace, hashes, [content(hash_, 3000) for hash_ in hashes], replicas=2).require()
+    put = client.put(namespace, hashes, [content(hash_, 3000) for hash_ in hashes], replicas=2)
+    put.require()
+    assert put.replicas == bytes([2] * 20)
     extents = locate(client, namespace, hashes)
     assert extents.shape == (20, 2)
     assert (extents["segment"][:, 0] != extents["segment"][:, 1]).all()
     assert (extents["offset"] % 64 == 0).all()
+
+
+def test_fewer_hosts_than_copies_are_seen(client: StoreClient, namespace: str) -> None:
+    hashes = keys(3, namespace)
+    client.put(namespace, hashes[:1], [b"x"]).require()
+    put = client.put(namespace, hashes, [b"x"] * 3, replicas=3)
+    assert put.ok
+    # What was there already has been written by somebody else.
+    assert put.replicas == bytes([0, 2, 2])
+    assert client.get(namespace, hashes).replicas == b""
 
 
 @pytest.mark.parametrize(
@@ -60,7 +72,8 @@ def test_the_other_copy_is_read_then(client: StoreClient, namespace: str) -> Non
     hashes = keys(30, namespace)
     client.put(namespace, hashes, [content(hash_, 3000) for hash_ in hashes], replicas=2).require()
     for index, row in enumerate(locate(client, namespace, hashes)):
-        spoil(client, row[index % 2], HEADER + index)
+        # Of copies that take turns by the number of the chunk, now the one and now the other.
+        spoil(client, row[index // 2 % 2], HEADER + index)
     before = client.stats().get("corrupt_found", 0)
     for _ in range(2):
         assert list(client.get(namespace, hashes)) == [content(hash_, 3000) for hash_ in hashes]

@@ -16,14 +16,13 @@ from hypothesis import strategies as st
 from store_testing import key, keys
 
 from moonpool.store_client import ClientClosedError, StagingFullError, StoreArgumentError
+from moonpool.store_client.arguments import numbers, packed_parents
 from moonpool.store_client.packing import (
     EXTENT,
     HEADER,
     hash_matrix,
     header_bytes,
     headers_match,
-    numbers,
-    packed_parents,
 )
 from moonpool.store_client.staging import StagingArea
 from moonpool.store_client.values import Memory, Registered

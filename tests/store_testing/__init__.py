@@ -40,7 +40,7 @@ def locate(client: StoreClient, namespace: str, hashes: list[bytes], shard: int 
 
 def spoil(client: StoreClient, extent: np.void, at: int, data: bytes = b"\xff") -> None:
     """Write into an extent, as damage would: `at` is from its beginning, which is the header."""
-    target = client._core.segments.target(int(extent["segment"]), time.monotonic() + 10)
+    target = client._core.segments.target(int(extent["segment"]), client._core.link.cluster, time.monotonic() + 10)
     region = client.engine.allocate(len(data))
     try:
         old = client.engine.allocate(len(data))
