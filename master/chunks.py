@@ -7,7 +7,7 @@ import asyncio
 import secrets
 from typing import Final
 
-from moonpool.master.core import Core, now_ms
+from moonpool.master.core import Core, granted_ms, now_ms
 from moonpool.master.errors import InvalidRequestError, LimitError, UnsupportedError
 from moonpool.master.events import Entry
 from moonpool.master.packed import HASH_BYTES, count_of, sized
@@ -16,7 +16,6 @@ from moonpool.proto import pool_pb2 as pb
 
 __all__ = ["ChunkCalls"]
 
-_SHARDS_MAX: Final = 65_535
 _REPLICAS_MAX: Final = 8
 _PINS_MAX: Final = 65_536
 
@@ -42,10 +41,12 @@ class ChunkCalls:
         count = self._count(request.hashes)
         sized("lengths", request.lengths, 8, 8 * count)
         sized("parents", request.parents, 0, HASH_BYTES, HASH_BYTES * count)
-        if request.replicas > _REPLICAS_MAX or request.shards > _SHARDS_MAX:
+        if request.replicas > _REPLICAS_MAX:
+            raise InvalidRequestError(f"{request.replicas} replicas", hint=f"{_REPLICAS_MAX} at most")
+        shards_max = core.settings.shards_max
+        if request.shards > shards_max:
             raise InvalidRequestError(
-                f"{request.replicas} replicas of {request.shards} shards",
-                hint=f"{_REPLICAS_MAX} and {_SHARDS_MAX} at most",
+                f"chunks of {request.shards} shards", hint=f"at most {shards_max}: shards_max of the master"
             )
         namespace = await core.name_namespace(request.namespace)
         return await Put(core, session, namespace, request).run()
@@ -125,7 +126,7 @@ class ChunkCalls:
         core, hashes = self._core, request.hashes
         count = self._count(hashes)
         lease = min(request.lease_ms, self._lease_max_ms)
-        matched = core.index.match_prefix(core.namespace(request.namespace), hashes, now_ms(), lease)
+        matched = core.index.match_prefix(core.namespace(request.namespace), hashes, granted_ms(), lease)
         core.metrics.counts["lookups_items"] += count
         core.metrics.counts["lookup_hits_items"] += matched
         return pb.MatchPrefixReply(header=core.header, matched=matched, lease_ms=lease)
@@ -136,7 +137,7 @@ class ChunkCalls:
         count = self._count(hashes)
         lease = min(request.lease_ms, self._lease_max_ms)
         statuses, extents, replicas = core.index.locate(
-            core.namespace(request.namespace), hashes, request.shard, now_ms(), lease
+            core.namespace(request.namespace), hashes, request.shard, granted_ms(), lease
         )
         core.metrics.counts["lookups_items"] += count
         core.metrics.counts["lookup_hits_items"] += statuses.count(pb.OK)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import os
 import time
@@ -23,7 +24,7 @@ from moonpool.master.store import Identity, MetadataStore, Writer
 from moonpool.master.supervision import Supervisor
 from moonpool.proto import pool_pb2 as pb
 
-__all__ = ["Core", "now_ms"]
+__all__ = ["Core", "granted_ms", "now_ms"]
 
 _log = logging.getLogger("moonpool.master")
 _NAMESPACE_MAX: Final = 255
@@ -32,8 +33,13 @@ T = TypeVar("T")
 
 
 def now_ms() -> int:
-    """Return milliseconds of a clock that does not go back."""
+    """Return milliseconds of a clock that does not go back, rounded down: whether a time is over."""
     return time.monotonic_ns() // 1_000_000
+
+
+def granted_ms() -> int:
+    """Return the same, rounded up: what every time that is granted counts from, so that none ends early."""
+    return -(-time.monotonic_ns() // 1_000_000)
 
 
 class Core:
@@ -91,11 +97,16 @@ class Core:
         for slots, records in self.store.load(page):
             self.restored_chunks += self.index.restore(slots, records)
         rows = self.store.segments()
+        if self.store.stats()["refused_writers"]:
+            # Somebody may still write whom nobody can name, so nobody is given room in what there was.
+            _log.warning("a writer of before is not known: segments take nothing new until their nodes start again")
+            rows = [dataclasses.replace(row, draining=True) for row in rows]
         for row in rows:
             self.segments.restore(row)
+        self.segments.drop_unknown(self.store.new_segment())
         if rows:
-            self.held_until_ms = self.started_ms + round(self.settings.lease_max * 1000)
-            self.fences.old_begin_until_ms = self.started_ms + round(self.settings.put_begin * 1000)
+            self.held_until_ms = granted_ms() + round(self.settings.lease_max * 1000)
+            self.fences.old_begin_until_ms = granted_ms() + round(self.settings.put_begin * 1000)
 
     def mount_again(self, segment: Segment) -> None:
         """A segment of an earlier start is there again: every writer of then is fenced before it takes chunks."""
