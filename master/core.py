@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import os
@@ -17,6 +18,7 @@ from moonpool.master.errors import InvalidRequestError, LimitError, MasterClosed
 from moonpool.master.events import Entry, Events
 from moonpool.master.fences import Fences
 from moonpool.master.metrics import Metrics
+from moonpool.master.replays import Replays
 from moonpool.master.segments import Segment, Segments
 from moonpool.master.sessions import Session, Sessions
 from moonpool.master.settings import MasterSettings
@@ -78,6 +80,12 @@ class Core:
         self.old_writers: dict[bytes, bytes] = {writer.session: writer.incarnation for writer in store.writers()}
         #: Until then readers may hold leases of an earlier start, so nothing of what was there is overwritten.
         self.held_until_ms = 0
+        #: Sessions of an earlier start that may hold pins, and have not said what they hold. Until it is empty, or the
+        #: time is over that they have for it, nothing is removed or evicted.
+        self.unheard = set(self.old_writers)
+        self._unheard_until_ms = 0
+        self._heard = asyncio.Event()
+        self.replays = Replays()
         self.restored_chunks = 0
         self._undeleted = bytearray()
         self._unreclaimed = bytearray()
@@ -106,11 +114,34 @@ class Core:
         self.segments.drop_unknown(self.store.new_segment())
         if rows:
             self.held_until_ms = granted_ms() + round(self.settings.lease_max * 1000)
+            self._unheard_until_ms = granted_ms() + round(self.settings.session_timeout * 1000)
             self.fences.old_begin_until_ms = granted_ms() + round(self.settings.put_begin * 1000)
 
     def mount_again(self, segment: Segment) -> None:
         """A segment of an earlier start is there again: every writer of then is fenced before it takes chunks."""
         segment.unfenced = set(self.old_writers.values())
+
+    @property
+    def pins_known(self) -> bool:
+        """Whether all pins of an earlier start are known, as far as they are not over."""
+        return not self.unheard or now_ms() >= self._unheard_until_ms
+
+    def heard(self, session: bytes) -> None:
+        """This session has said what it holds, or is over."""
+        self.unheard.discard(session)
+        if not self.unheard:
+            self._heard.set()
+
+    async def wait_for_pins(self, seconds: float | None) -> bool:
+        """Wait until all pins of an earlier start are known, but not longer. Returns whether they are."""
+        while not self.pins_known and (seconds is None or seconds > 0):
+            began = time.monotonic()
+            left = (self._unheard_until_ms - now_ms()) / 1000
+            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):  # two classes before Python 3.11
+                await asyncio.wait_for(self._heard.wait(), left if seconds is None else min(left, seconds))
+            self.check_open()
+            seconds = None if seconds is None else seconds - (time.monotonic() - began)
+        return self.pins_known
 
     # ---------------------------------------------------------------- small things
 
@@ -202,7 +233,7 @@ class Core:
         Raises:
             StoreUnavailableError: what was evicted is gone, but its space is not free before the store works again.
         """
-        if now_ms() < self.held_until_ms:
+        if now_ms() < self.held_until_ms or not self.pins_known:
             return 0
         slots, records, freed = self.index.evict(want_bytes, now_ms())
         if slots:
@@ -252,6 +283,8 @@ class Core:
         """It is over: its pins end, its writes are given up, its segments are lost."""
         _log.info("session of %r ends: %s", session.name, why)
         self.sessions.end(session)
+        self.replays.forget(session)
+        self.heard(session.id)
         session.given_up += 1
         session.pins.clear()
         self.index.drop_owner(session.owner)

@@ -142,8 +142,9 @@ class MetadataStore(ABC):
 
     @abstractmethod
     def stats(self) -> dict[str, int]:
-        """Return counters: writes, deletes, transactions, failures, waiting, and of rows that are damaged and were not
-        taken: refused_segments, refused_namespaces, refused_writers, refused_chunks.
+        """Return counters: writes, deletes, transactions, failures, waiting, and refused_<table>.
+
+        The last are rows that are damaged and were not taken, of segments, namespaces, writers and chunks.
         """
 
     @abstractmethod

@@ -150,9 +150,8 @@ class EmbeddedStore(MetadataStore):
             yield self._rows.chunks(rows)
         self._rows.warn(self._path)
         if stray := self._rows.stray_slots:
-            self._submit(
-                lambda database: database.executemany("DELETE FROM chunks WHERE slot = ?", [(slot,) for slot in stray])
-            )
+            doomed = [(slot,) for slot in stray]
+            self._submit(lambda database: database.executemany("DELETE FROM chunks WHERE slot = ?", doomed))
 
     def _read(self, query: str, *values: Any) -> list[Any]:
         # On the writer's thread, after everything that was asked for before.

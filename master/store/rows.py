@@ -91,16 +91,16 @@ class Rows:
     def chunks(self, rows: list[tuple[int, Any]]) -> tuple[bytes, bytes]:
         """Return slots and records, as `MetadataStore.load` does. In the place of a damaged one is an empty one."""
         slots, records = [], []
-        for slot, record in rows:
+        for slot, found in rows:
             if not 0 <= slot < _SLOT_END:
                 self._refuse("chunks")
                 self.stray_slots.append(slot)
                 continue
-            if not isinstance(record, bytes) or int.from_bytes(record[:4], "little") != len(record) - 4:
+            good = isinstance(found, bytes) and int.from_bytes(found[:4], "little") == len(found) - 4
+            if not good:
                 self._refuse("chunks")
-                record = _NO_RECORD
             slots.append(slot)
-            records.append(record)
+            records.append(found if good else _NO_RECORD)
         return array("I", slots).tobytes(), b"".join(records)
 
     def warn(self, path: object) -> None:

@@ -328,7 +328,7 @@ def test_what_a_caller_that_went_away_was_given_is_free_at_once(start_master: St
 
 
 def test_no_lease_ends_before_the_reader_thinks_so(start_master: Start, join: Join) -> None:
-    """The master's clock has whole milliseconds; a lease that is granted in the middle of one must not lose its half."""
+    """The master's clock has whole milliseconds; what is granted in the middle of one must not lose the rest."""
     master = start_master(high_watermark=1.0, low_watermark=1.0)
     join(master, pb.NODE).mount(1088)
     client = join(master)
@@ -356,7 +356,7 @@ def test_shards_count_towards_the_cap_and_have_one_of_their_own(start_master: St
 
 def test_a_batch_that_is_too_large_names_the_setting(start_master: Start, join: Join) -> None:
     client = join(start_master(batch_max=100))
-    with pytest.raises(InvalidRequestError, match="at most 100.*batch_max"):
+    with pytest.raises(InvalidRequestError, match=r"at most 100.*batch_max"):
         client.exists(hashes(101))
     with pytest.raises(InvalidRequestError, match="batch_max"):
         client.exists(hashes(100_000))
