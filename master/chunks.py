@@ -172,6 +172,8 @@ class ChunkCalls:
 
     async def _remove(self, request: pb.RemoveRequest) -> pb.ItemsReply:
         core = self._core
+        # What is said to be gone has to be gone after a restart too, whoever has removed it.
+        await core.delete_again()
         namespace = core.namespace(request.namespace)
         statuses, slots = core.index.remove(namespace, request.hashes)
         if slots:
@@ -194,6 +196,7 @@ class ChunkCalls:
         core = self._core
         sized("hash", request.hash, HASH_BYTES)
         await core.wait_for_pins(None)
+        await core.delete_again()
         namespace = core.namespace(request.namespace)
         # There may be millions.
         slots, in_use = await asyncio.to_thread(core.index.remove_prefix, namespace, request.hash)

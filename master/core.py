@@ -14,7 +14,13 @@ from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
 from moonpool._index import ChunkIndex
-from moonpool.master.errors import InvalidRequestError, LimitError, MasterClosedError, StoreUnavailableError
+from moonpool.master.errors import (
+    InvalidRequestError,
+    LimitError,
+    MasterClosedError,
+    StoreDamagedError,
+    StoreUnavailableError,
+)
 from moonpool.master.events import Entry, Events
 from moonpool.master.fences import Fences
 from moonpool.master.metrics import Metrics
@@ -88,6 +94,7 @@ class Core:
         self.replays = Replays()
         self.restored_chunks = 0
         self._undeleted = bytearray()
+        self._deleting = asyncio.Lock()
         self._unreclaimed = bytearray()
         self._hosts: dict[str, int] = {}
         self._space = asyncio.Event()
@@ -246,14 +253,34 @@ class Core:
         """Remove records of chunks that the index has given up, then free their space.
 
         Raises:
-            StoreUnavailableError: it is tried again later.
+            StoreUnavailableError: it is tried again until the store takes it, and the chunks are gone for every call.
         """
         try:
             await self.durable(self.store.apply(b"", b"", slots))
-        except StoreUnavailableError:
+        except (StoreUnavailableError, StoreDamagedError) as error:
             self._undeleted += slots
-            raise
+            raise StoreUnavailableError(
+                f"the removal of {len(slots) // 4} chunks is not durable yet: a restart now would bring them back",
+                cause=str(error),
+                retryable=True,
+                hint="see the disk; it is tried again without you, and asking again says when it is done",
+            ) from error
         self._reclaim(slots)
+
+    async def delete_again(self) -> None:
+        """Try once more what the store has not taken.
+
+        Raises:
+            StoreUnavailableError: it still does not.
+        """
+        if self._undeleted or self._deleting.locked():
+            await self.to_the_end(self._delete_again())
+
+    async def _delete_again(self) -> None:
+        async with self._deleting:
+            if self._undeleted:
+                slots, self._undeleted = bytes(self._undeleted), bytearray()
+                await self.delete(slots)
 
     def _reclaim(self, slots: bytes) -> None:
         if now_ms() < self.held_until_ms:
@@ -263,9 +290,7 @@ class Core:
 
     async def reclaim(self) -> None:
         """Free what has waited for leases, for an earlier start's readers, or for the store."""
-        if self._undeleted:
-            slots, self._undeleted = bytes(self._undeleted), bytearray()
-            await self.to_the_end(self.delete(slots))
+        await self.delete_again()
         slots = b""
         if now_ms() >= self.held_until_ms:
             slots, self._unreclaimed = bytes(self._unreclaimed), bytearray()
@@ -329,5 +354,9 @@ class Core:
         """Finish what was begun."""
         self.closing.set()
         await self.supervisor.close()
+        try:
+            await self.delete_again()
+        except StoreUnavailableError as error:
+            _log.error("%s", error)
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -202,6 +202,7 @@ class MembershipCalls:
         core = self._core
         for known in core.segments.of(session):
             if (known.row.region, known.row.incarnation) == (request.region, request.incarnation):
+                _check_capacity(known, request)
                 return known  # the reply was lost and it asks again
         for other in core.segments.all.values():
             if (other.row.region, other.row.incarnation) == (request.region, request.incarnation):
@@ -242,10 +243,7 @@ class MembershipCalls:
                 hint="close the engine and mount memory of a new one as segment 0",
             )
         row = segment.row
-        if (row.region, row.capacity_bytes) != (request.region, request.capacity_bytes):
-            raise InvalidRequestError(
-                f"segment {row.segment} is region {row.region!r} of {row.capacity_bytes} bytes", hint="the same memory"
-            )
+        _check_capacity(segment, request)
         if segment.session is session:
             return segment
         if segment.session is not None:
@@ -298,6 +296,14 @@ class MembershipCalls:
         _log.info("%r reports segment %d: %s", session.name, request.segment, request.cause[:_TEXT_MAX])
         core.segments.report(segment, session, now_ms(), round(core.settings.report_window * 1000))
         return pb.ReportFailureReply(header=core.header)
+
+
+def _check_capacity(segment: Segment, request: pb.MountSegmentRequest) -> None:
+    row = segment.row
+    if (row.region, row.capacity_bytes) != (request.region, request.capacity_bytes):
+        raise InvalidRequestError(
+            f"segment {row.segment} is region {row.region!r} of {row.capacity_bytes} bytes", hint="the same memory"
+        )
 
 
 def _check_mount(session: Session, request: pb.MountSegmentRequest) -> None:
