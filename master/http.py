@@ -30,8 +30,10 @@ class StatusPages:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._server: asyncio.Server | None = None
-        #: In the order in which they came: whether its request is still awaited.
-        self._connections: dict[asyncio.Task[None], bool] = {}
+        #: In the order in which they came.
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        #: Those that have not asked anything yet.
+        self._silent: dict[asyncio.Task[None], None] = {}
 
     async def start(self, listen: str) -> str:
         """Serve. Returns the address with the port that it has.
@@ -52,30 +54,33 @@ class StatusPages:
         """End it."""
         if self._server is not None:
             self._server.close()
-        for task in list(self._connections):
-            task.cancel()
+        # Not cancelled: asyncio logs a traceback for tasks of connections that are.
+        for writer in self._connections.values():
+            writer.transport.abort()
         await asyncio.gather(*self._connections, return_exceptions=True)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._connections[task] = True
+        self._connections[task] = writer
+        self._silent[task] = None
         try:
             if len(self._connections) <= _CONNECTIONS_MAX or self._close_oldest():
                 await asyncio.wait_for(self._serve(task, reader, writer), _SECONDS)
         except (OSError, ValueError, EOFError, TimeoutError, asyncio.TimeoutError) as error:
             _log.debug("a request for a status page came to nothing: %s", error)
         finally:
-            self._connections.pop(task, None)
+            del self._connections[task]
+            self._silent.pop(task, None)
             writer.close()
 
     def _close_oldest(self) -> bool:
         """End the connection that has said nothing for longest. Returns whether there is one."""
-        oldest = next(task for task, silent in self._connections.items() if silent)
+        oldest = next(iter(self._silent))
         if oldest is asyncio.current_task():
             return False
-        self._connections[oldest] = False
-        oldest.cancel()
+        del self._silent[oldest]
+        self._connections[oldest].transport.abort()
         return True
 
     async def _serve(
@@ -85,8 +90,7 @@ class StatusPages:
         for _ in range(_HEADERS_MAX):
             if (await reader.readline()).strip() == b"":
                 break
-        if task in self._connections:
-            self._connections[task] = False
+        self._silent.pop(task, None)
         code, kind, text = self._page(words[0], words[1].partition("?")[0]) if len(words) == 3 else _NO_REQUEST
         body = text.encode()
         head = f"HTTP/1.1 {code}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"

@@ -51,13 +51,17 @@ class Rows:
         """Return segments. One that is damaged is lost, so that its chunks are given up and its number stays used."""
         found = []
         for row in rows:
-            number, texts, (incarnation, capacity, draining, lost) = row[0], row[1:5], row[5:]
-            good = all(isinstance(text, str) for text in texts) and _is_id(incarnation)
+            number, node, host_id, address, region, incarnation, capacity, draining, lost = row
+            good = all(isinstance(text, str) for text in (node, host_id, address, region)) and _is_id(incarnation)
             good = good and _within(capacity, 1, _CAPACITY_MAX + 1) and draining in (0, 1) and lost in (0, 1)
             if not _within(number, 1, _SEGMENT_END):
                 self._refuse("segments")
             elif good:
-                found.append(SegmentRow(number, *texts, incarnation, capacity, bool(draining), bool(lost)))
+                found.append(
+                    SegmentRow(
+                        number, node, host_id, address, region, incarnation, capacity, bool(draining), bool(lost)
+                    )
+                )
             else:
                 self._refuse("segments")
                 found.append(SegmentRow(number, "", "", "", "", bytes(_ID_BYTES), 1, lost=True))
