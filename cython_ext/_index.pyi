@@ -16,13 +16,14 @@ HASH_BYTES: int
 EXTENT_BYTES: int
 HEADER_BYTES: int
 NO_SEGMENT: int
+SHARDS_MAX: int
 
 class ChunkIndex:
     """An index, empty at first.
 
     Args:
         policy: ``"prefix"``, ``"s3fifo"`` or ``"lru"``.
-        chunks_max: the bound of the table, below 2^32 - 1.
+        chunks_max: the bound of the table, below 2^32 - 1. A chunk with R shards counts as R.
         epoch: of the leader, below 2^24; the upper 24 bits of every generation, so that none is given twice.
         seed: of the choice between segments.
     """

@@ -20,6 +20,7 @@ HASH_BYTES = kHashBytes
 EXTENT_BYTES = kExtentBytes
 HEADER_BYTES = kHeaderBytes
 NO_SEGMENT = kNone
+SHARDS_MAX = kShardsMax
 
 # The sums of two of them do not overflow.
 cdef int64_t _TIME_MAX = 1 << 61

@@ -7,18 +7,21 @@ import asyncio
 import secrets
 from typing import Final
 
-from moonpool.master.core import Core, now_ms
+from moonpool.master.core import Core, granted_ms, now_ms
 from moonpool.master.errors import InvalidRequestError, LimitError, UnsupportedError
 from moonpool.master.events import Entry
 from moonpool.master.packed import HASH_BYTES, count_of, sized
 from moonpool.master.putting import Put
+from moonpool.master.sessions import PINS_MAX, Session
 from moonpool.proto import pool_pb2 as pb
 
 __all__ = ["ChunkCalls"]
 
-_SHARDS_MAX: Final = 65_535
 _REPLICAS_MAX: Final = 8
-_PINS_MAX: Final = 65_536
+# How long a removal waits for those who may hold pins, in seconds. A caller gives up after a few more.
+_PINS_WAIT: Final = 1.0
+# The owner of no session.
+_NOBODY: Final = 0
 
 
 class ChunkCalls:
@@ -42,13 +45,17 @@ class ChunkCalls:
         count = self._count(request.hashes)
         sized("lengths", request.lengths, 8, 8 * count)
         sized("parents", request.parents, 0, HASH_BYTES, HASH_BYTES * count)
-        if request.replicas > _REPLICAS_MAX or request.shards > _SHARDS_MAX:
+        if request.replicas > _REPLICAS_MAX:
+            raise InvalidRequestError(f"{request.replicas} replicas", hint=f"{_REPLICAS_MAX} at most")
+        shards_max = core.settings.shards_max
+        if request.shards > shards_max:
             raise InvalidRequestError(
-                f"{request.replicas} replicas of {request.shards} shards",
-                hint=f"{_REPLICAS_MAX} and {_SHARDS_MAX} at most",
+                f"chunks of {request.shards} shards", hint=f"at most {shards_max}: shards_max of the master"
             )
         namespace = await core.name_namespace(request.namespace)
-        return await Put(core, session, namespace, request).run()
+        return await core.replays.once_later(
+            session, request.request, lambda: Put(core, session, namespace, request).run()
+        )
 
     async def PutCommit(self, request: pb.PutCommitRequest) -> pb.ItemsReply:
         """Make chunks visible, after they are durable."""
@@ -125,7 +132,7 @@ class ChunkCalls:
         core, hashes = self._core, request.hashes
         count = self._count(hashes)
         lease = min(request.lease_ms, self._lease_max_ms)
-        matched = core.index.match_prefix(core.namespace(request.namespace), hashes, now_ms(), lease)
+        matched = core.index.match_prefix(core.namespace(request.namespace), hashes, granted_ms(), lease)
         core.metrics.counts["lookups_items"] += count
         core.metrics.counts["lookup_hits_items"] += matched
         return pb.MatchPrefixReply(header=core.header, matched=matched, lease_ms=lease)
@@ -136,7 +143,7 @@ class ChunkCalls:
         count = self._count(hashes)
         lease = min(request.lease_ms, self._lease_max_ms)
         statuses, extents, replicas = core.index.locate(
-            core.namespace(request.namespace), hashes, request.shard, now_ms(), lease
+            core.namespace(request.namespace), hashes, request.shard, granted_ms(), lease
         )
         core.metrics.counts["lookups_items"] += count
         core.metrics.counts["lookup_hits_items"] += statuses.count(pb.OK)
@@ -148,6 +155,25 @@ class ChunkCalls:
         """Remove chunks."""
         core = self._core
         self._count(request.hashes)
+        if not await core.wait_for_pins(_PINS_WAIT):
+            return self._perhaps_pinned(request)
+        if not request.session:
+            return await core.to_the_end(self._remove(request))
+        session = core.sessions.get(request.session)
+        return await core.replays.once_later(session, request.request, lambda: core.to_the_end(self._remove(request)))
+
+    def _perhaps_pinned(self, request: pb.RemoveRequest) -> pb.ItemsReply:
+        """Say that whatever is there is in use."""
+        index = self._core.index
+        statuses = index.pin(_NOBODY, 0, self._core.namespace(request.namespace), request.hashes)
+        index.unpin(_NOBODY, 0)
+        there = bytes(pb.NOT_FOUND if status == pb.NOT_FOUND else pb.IN_USE for status in statuses)
+        return pb.ItemsReply(header=self._core.header, statuses=there)
+
+    async def _remove(self, request: pb.RemoveRequest) -> pb.ItemsReply:
+        core = self._core
+        # What is said to be gone has to be gone after a restart too, whoever has removed it.
+        await core.delete_again()
         namespace = core.namespace(request.namespace)
         statuses, slots = core.index.remove(namespace, request.hashes)
         if slots:
@@ -162,13 +188,15 @@ class ChunkCalls:
                     ),
                 )
             )
-            await core.to_the_end(core.delete(slots))
+            await core.delete(slots)
         return pb.ItemsReply(header=core.header, statuses=statuses)
 
     async def RemovePrefix(self, request: pb.RemovePrefixRequest) -> pb.RemovePrefixReply:
         """Remove a chunk and all that descend from it."""
         core = self._core
         sized("hash", request.hash, HASH_BYTES)
+        await core.wait_for_pins(None)
+        await core.delete_again()
         namespace = core.namespace(request.namespace)
         # There may be millions.
         slots, in_use = await asyncio.to_thread(core.index.remove_prefix, namespace, request.hash)
@@ -184,8 +212,12 @@ class ChunkCalls:
         core = self._core
         session = core.sessions.get(request.session)
         self._count(request.hashes)
-        if len(session.pins) >= _PINS_MAX:
+        if len(session.pins) >= PINS_MAX:
             raise LimitError(f"the session holds {len(session.pins)} pins", hint="fewer, of more chunks each")
+        return core.replays.once(session, request.request, lambda: self._pin(session, request))
+
+    def _pin(self, session: Session, request: pb.PinRequest) -> pb.PinReply:
+        core = self._core
         # Random: a session asserts its pins again to a master that has given none of them.
         pin = secrets.randbits(63) or 1
         statuses = core.index.pin(session.owner, pin, core.namespace(request.namespace), request.hashes)

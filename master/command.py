@@ -34,16 +34,6 @@ Every other setting (watermarks, leases, limits) comes from the environment or a
 """
 
 
-def _secret(text: str | None) -> bytes | None:
-    """Return a secret that was given as a text, or as the path of a file behind an ``@``."""
-    if text is None or not text.startswith("@"):
-        return None if text is None else text.encode(errors="surrogateescape")
-    try:
-        return Path(text[1:]).read_bytes().strip()
-    except OSError as error:
-        raise ConfigError(f"the file of the secret, {text[1:]}, cannot be read", cause=error.strerror or "") from error
-
-
 @click.command(epilog=_EXAMPLES)
 @click.option("--listen", metavar="HOST:PORT", help="For nodes and clients.  [default: 127.0.0.1:7600]")
 @click.option("--http", metavar="HOST:PORT|none", help="For /healthz, /metrics, /status.  [default: 127.0.0.1:7601]")
@@ -72,7 +62,12 @@ def master(*, config: Path | None, ready_fd: int | None, verbose: bool, secret: 
     )
     given = {name: value for name, value in options.items() if value is not None}
     if secret is not None:
-        given["secret"] = _secret(secret)
+        given["secret"] = secret
+    if ready_fd is not None:
+        try:
+            os.fstat(ready_fd)
+        except (OSError, OverflowError) as error:
+            raise ConfigError(f"--ready-fd {ready_fd} is no open descriptor", cause=str(error)) from error
     asyncio.run(_serve(MasterSettings.load(given, file=config), ready_fd))
 
 
@@ -103,5 +98,8 @@ def _tell(server: MasterServer, ready_fd: int | None) -> None:
     pages = f", status on http://{server.http_address}/status" if server.http_address else ""
     click.echo(f"moonpool master: serving on {server.address}{pages}")
     if ready_fd is not None:
-        with os.fdopen(ready_fd, "w", encoding="ascii") as ready:
-            ready.write(f"{server.address}\n")
+        try:
+            with os.fdopen(ready_fd, "w", encoding="ascii") as ready:
+                ready.write(f"{server.address}\n")
+        except OSError as error:
+            raise ConfigError(f"--ready-fd {ready_fd} cannot be written", cause=error.strerror or "") from error

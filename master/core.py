@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import logging
 import os
 import time
@@ -12,10 +14,17 @@ from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
 from moonpool._index import ChunkIndex
-from moonpool.master.errors import InvalidRequestError, LimitError, MasterClosedError, StoreUnavailableError
+from moonpool.master.errors import (
+    InvalidRequestError,
+    LimitError,
+    MasterClosedError,
+    StoreDamagedError,
+    StoreUnavailableError,
+)
 from moonpool.master.events import Entry, Events
 from moonpool.master.fences import Fences
 from moonpool.master.metrics import Metrics
+from moonpool.master.replays import Replays
 from moonpool.master.segments import Segment, Segments
 from moonpool.master.sessions import Session, Sessions
 from moonpool.master.settings import MasterSettings
@@ -23,7 +32,7 @@ from moonpool.master.store import Identity, MetadataStore, Writer
 from moonpool.master.supervision import Supervisor
 from moonpool.proto import pool_pb2 as pb
 
-__all__ = ["Core", "now_ms"]
+__all__ = ["Core", "granted_ms", "now_ms"]
 
 _log = logging.getLogger("moonpool.master")
 _NAMESPACE_MAX: Final = 255
@@ -32,8 +41,13 @@ T = TypeVar("T")
 
 
 def now_ms() -> int:
-    """Return milliseconds of a clock that does not go back."""
+    """Return milliseconds of a clock that does not go back, rounded down: whether a time is over."""
     return time.monotonic_ns() // 1_000_000
+
+
+def granted_ms() -> int:
+    """Return the same, rounded up: what every time that is granted counts from, so that none ends early."""
+    return -(-time.monotonic_ns() // 1_000_000)
 
 
 class Core:
@@ -72,8 +86,15 @@ class Core:
         self.old_writers: dict[bytes, bytes] = {writer.session: writer.incarnation for writer in store.writers()}
         #: Until then readers may hold leases of an earlier start, so nothing of what was there is overwritten.
         self.held_until_ms = 0
+        #: Sessions of an earlier start that may hold pins, and have not said what they hold. Until it is empty, or the
+        #: time is over that they have for it, nothing is removed or evicted.
+        self.unheard = set(self.old_writers)
+        self._unheard_until_ms = 0
+        self._heard = asyncio.Event()
+        self.replays = Replays()
         self.restored_chunks = 0
         self._undeleted = bytearray()
+        self._deleting = asyncio.Lock()
         self._unreclaimed = bytearray()
         self._hosts: dict[str, int] = {}
         self._space = asyncio.Event()
@@ -91,15 +112,43 @@ class Core:
         for slots, records in self.store.load(page):
             self.restored_chunks += self.index.restore(slots, records)
         rows = self.store.segments()
+        if self.store.stats()["refused_writers"]:
+            # Somebody may still write whom nobody can name, so nobody is given room in what there was.
+            _log.warning("a writer of before is not known: segments take nothing new until their nodes start again")
+            rows = [dataclasses.replace(row, draining=True) for row in rows]
         for row in rows:
             self.segments.restore(row)
+        self.segments.drop_unknown(self.store.new_segment())
         if rows:
-            self.held_until_ms = self.started_ms + round(self.settings.lease_max * 1000)
-            self.fences.old_begin_until_ms = self.started_ms + round(self.settings.put_begin * 1000)
+            self.held_until_ms = granted_ms() + round(self.settings.lease_max * 1000)
+            self._unheard_until_ms = granted_ms() + round(self.settings.session_timeout * 1000)
+            self.fences.old_begin_until_ms = granted_ms() + round(self.settings.put_begin * 1000)
 
     def mount_again(self, segment: Segment) -> None:
         """A segment of an earlier start is there again: every writer of then is fenced before it takes chunks."""
         segment.unfenced = set(self.old_writers.values())
+
+    @property
+    def pins_known(self) -> bool:
+        """Whether all pins of an earlier start are known, as far as they are not over."""
+        return not self.unheard or now_ms() >= self._unheard_until_ms
+
+    def heard(self, session: bytes) -> None:
+        """This session has said what it holds, or is over."""
+        self.unheard.discard(session)
+        if not self.unheard:
+            self._heard.set()
+
+    async def wait_for_pins(self, seconds: float | None) -> bool:
+        """Wait until all pins of an earlier start are known, but not longer. Returns whether they are."""
+        while not self.pins_known and (seconds is None or seconds > 0):
+            began = time.monotonic()
+            left = (self._unheard_until_ms - now_ms()) / 1000
+            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):  # two classes before Python 3.11
+                await asyncio.wait_for(self._heard.wait(), left if seconds is None else min(left, seconds))
+            self.check_open()
+            seconds = None if seconds is None else seconds - (time.monotonic() - began)
+        return self.pins_known
 
     # ---------------------------------------------------------------- small things
 
@@ -191,7 +240,7 @@ class Core:
         Raises:
             StoreUnavailableError: what was evicted is gone, but its space is not free before the store works again.
         """
-        if now_ms() < self.held_until_ms:
+        if now_ms() < self.held_until_ms or not self.pins_known:
             return 0
         slots, records, freed = self.index.evict(want_bytes, now_ms())
         if slots:
@@ -204,14 +253,34 @@ class Core:
         """Remove records of chunks that the index has given up, then free their space.
 
         Raises:
-            StoreUnavailableError: it is tried again later.
+            StoreUnavailableError: it is tried again until the store takes it, and the chunks are gone for every call.
         """
         try:
             await self.durable(self.store.apply(b"", b"", slots))
-        except StoreUnavailableError:
+        except (StoreUnavailableError, StoreDamagedError) as error:
             self._undeleted += slots
-            raise
+            raise StoreUnavailableError(
+                f"the removal of {len(slots) // 4} chunks is not durable yet: a restart now would bring them back",
+                cause=str(error),
+                retryable=True,
+                hint="see the disk; it is tried again without you, and asking again says when it is done",
+            ) from error
         self._reclaim(slots)
+
+    async def delete_again(self) -> None:
+        """Try once more what the store has not taken.
+
+        Raises:
+            StoreUnavailableError: it still does not.
+        """
+        if self._undeleted or self._deleting.locked():
+            await self.to_the_end(self._delete_again())
+
+    async def _delete_again(self) -> None:
+        async with self._deleting:
+            if self._undeleted:
+                slots, self._undeleted = bytes(self._undeleted), bytearray()
+                await self.delete(slots)
 
     def _reclaim(self, slots: bytes) -> None:
         if now_ms() < self.held_until_ms:
@@ -221,9 +290,7 @@ class Core:
 
     async def reclaim(self) -> None:
         """Free what has waited for leases, for an earlier start's readers, or for the store."""
-        if self._undeleted:
-            slots, self._undeleted = bytes(self._undeleted), bytearray()
-            await self.to_the_end(self.delete(slots))
+        await self.delete_again()
         slots = b""
         if now_ms() >= self.held_until_ms:
             slots, self._unreclaimed = bytes(self._unreclaimed), bytearray()
@@ -241,6 +308,8 @@ class Core:
         """It is over: its pins end, its writes are given up, its segments are lost."""
         _log.info("session of %r ends: %s", session.name, why)
         self.sessions.end(session)
+        self.replays.forget(session)
+        self.heard(session.id)
         session.given_up += 1
         session.pins.clear()
         self.index.drop_owner(session.owner)
@@ -285,5 +354,9 @@ class Core:
         """Finish what was begun."""
         self.closing.set()
         await self.supervisor.close()
+        try:
+            await self.delete_again()
+        except StoreUnavailableError as error:
+            _log.error("%s", error)
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)

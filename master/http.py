@@ -16,7 +16,8 @@ from moonpool.master.overview import gauges, health, status
 __all__ = ["StatusPages"]
 
 _log = logging.getLogger("moonpool.master")
-# A request has this long, and this many connections are open at once: whoever connects and says nothing is no burden.
+# A request has this long, and this many connections are open at once. Beyond that the oldest that has asked nothing yet
+# is closed, so that whoever connects and says nothing is no burden to others.
 _SECONDS: Final = 5.0
 _CONNECTIONS_MAX: Final = 64
 _LINE_MAX: Final = 4096
@@ -29,7 +30,10 @@ class StatusPages:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
+        #: In the order in which they came.
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        #: Those that have not asked anything yet.
+        self._silent: dict[asyncio.Task[None], None] = {}
 
     async def start(self, listen: str) -> str:
         """Serve. Returns the address with the port that it has.
@@ -50,28 +54,43 @@ class StatusPages:
         """End it."""
         if self._server is not None:
             self._server.close()
-        for task in list(self._connections):
-            task.cancel()
+        # Not cancelled: asyncio logs a traceback for tasks of connections that are.
+        for writer in self._connections.values():
+            writer.transport.abort()
         await asyncio.gather(*self._connections, return_exceptions=True)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._connections.add(task)
+        self._connections[task] = writer
+        self._silent[task] = None
         try:
-            if len(self._connections) <= _CONNECTIONS_MAX:
-                await asyncio.wait_for(self._answer(reader, writer), _SECONDS)
+            if len(self._connections) <= _CONNECTIONS_MAX or self._close_oldest():
+                await asyncio.wait_for(self._serve(task, reader, writer), _SECONDS)
         except (OSError, ValueError, EOFError, TimeoutError, asyncio.TimeoutError) as error:
             _log.debug("a request for a status page came to nothing: %s", error)
         finally:
-            self._connections.discard(task)
+            del self._connections[task]
+            self._silent.pop(task, None)
             writer.close()
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _close_oldest(self) -> bool:
+        """End the connection that has said nothing for longest. Returns whether there is one."""
+        oldest = next(iter(self._silent))
+        if oldest is asyncio.current_task():
+            return False
+        del self._silent[oldest]
+        self._connections[oldest].transport.abort()
+        return True
+
+    async def _serve(
+        self, task: asyncio.Task[None], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         words = (await reader.readline()).decode("latin-1").split()
         for _ in range(_HEADERS_MAX):
             if (await reader.readline()).strip() == b"":
                 break
+        self._silent.pop(task, None)
         code, kind, text = self._page(words[0], words[1].partition("?")[0]) if len(words) == 3 else _NO_REQUEST
         body = text.encode()
         head = f"HTTP/1.1 {code}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"

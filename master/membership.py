@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any, Final
 
 from moonpool.master.core import Core, now_ms
@@ -14,11 +14,12 @@ from moonpool.master.errors import (
     InvalidRequestError,
     LimitError,
     SegmentLostError,
+    SessionUnknownError,
     StoreUnavailableError,
 )
 from moonpool.master.packed import count_of
 from moonpool.master.segments import Segment
-from moonpool.master.sessions import ID_BYTES, Outbox, Session, check_hello
+from moonpool.master.sessions import ID_BYTES, PINS_MAX, Outbox, Session, check_hello
 from moonpool.master.store import SegmentRow
 from moonpool.proto import pool_pb2 as pb
 
@@ -36,13 +37,7 @@ class MembershipCalls:
         self._core = core
         settings = core.settings
         self._timeout = settings.session_timeout
-        self._welcome = pb.HeartbeatReply(
-            header=core.header,
-            welcome=pb.Welcome(
-                interval_ms=round(settings.heartbeat_interval * 1000),
-                session_timeout_ms=round(settings.session_timeout * 1000),
-            ),
-        )
+        self._interval_ms = round(settings.heartbeat_interval * 1000)
         self._beat = pb.HeartbeatReply(header=core.header)
 
     # ---------------------------------------------------------------- sessions
@@ -62,7 +57,7 @@ class MembershipCalls:
         outbox = session.outbox
         assert outbox is not None
         try:
-            yield self._welcome
+            yield self._welcome(await self._name(session, first.hello, requests))
             async for reply in self._converse(session, outbox, requests):
                 yield reply
         finally:
@@ -78,7 +73,6 @@ class MembershipCalls:
             raise InvalidRequestError("this session has another incarnation or kind", hint="a new session id")
         if session is None:
             session = core.sessions.new(hello, core.host(hello.host_id), now_ms())
-            self._hold(session, hello)
         if session.kind == pb.CLIENT:
             try:
                 await core.keep_writer(session)
@@ -92,13 +86,53 @@ class MembershipCalls:
         core.fences.resend(session, now_ms())
         return session
 
-    def _hold(self, session: Session, hello: pb.Hello) -> None:
-        """Pin again what it held with a master that this one follows."""
-        for held in hello.pins:
-            count_of(held.hashes, self._core.settings.batch_max)
-            statuses = self._core.index.pin(session.owner, held.pin, self._core.namespace(held.namespace), held.hashes)
+    async def _name(self, session: Session, hello: pb.Hello, requests: AsyncIterator[pb.HeartbeatRequest]) -> set[int]:
+        """Pin again what it held with a master that this one follows. Returns pins that miss chunks."""
+        lost: set[int] = set()
+        known, outbox = session.named, session.outbox
+        if not known:
+            # Of a stream that ended in the middle of it. All of it comes again.
+            for pin in session.naming:
+                session.pins.pop(pin, None)
+                self._core.index.unpin(session.owner, pin)
+            session.naming.clear()
+            self._hold(session, hello.pins, lost)
+        more = hello.more_pins
+        while more:
+            try:
+                holding = (await asyncio.wait_for(anext(requests), self._timeout)).holding
+            except (StopAsyncIteration, TimeoutError, asyncio.TimeoutError):  # two classes before Python 3.11
+                raise InvalidRequestError("not all pins came", hint="Holding, up to the last") from None
+            if session.ended or session.outbox is not outbox:
+                raise SessionUnknownError("the session ended, or has another stream", retryable=True, hint="say Hello")
+            session.seen_ms = now_ms()
+            if not known:
+                self._hold(session, holding.pins, lost)
+            more = not holding.last
+        session.named = True
+        session.naming.clear()
+        self._core.heard(session.id)
+        return lost
+
+    def _hold(self, session: Session, pins: Iterable[pb.HeldPin], lost: set[int]) -> None:
+        core = self._core
+        for held in pins:
+            # Its batch may have been larger than this master takes in one call; a message has its own bound.
+            count_of(held.hashes, len(held.hashes))
+            if held.pin not in session.pins and len(session.pins) >= PINS_MAX:
+                raise LimitError(f"the session holds {len(session.pins)} pins", hint="fewer, of more chunks each")
+            statuses = core.index.pin(session.owner, held.pin, core.namespace(held.namespace), held.hashes)
             if pinned := statuses.count(pb.OK):
-                session.pins[held.pin] = pinned
+                session.naming.add(held.pin)
+                session.pins[held.pin] = session.pins.get(held.pin, 0) + pinned
+            if pinned < len(statuses):
+                lost.add(held.pin)
+
+    def _welcome(self, lost: set[int]) -> pb.HeartbeatReply:
+        welcome = pb.Welcome(
+            interval_ms=self._interval_ms, session_timeout_ms=round(self._timeout * 1000), lost_pins=sorted(lost)
+        )
+        return pb.HeartbeatReply(header=self._core.header, welcome=welcome)
 
     async def _converse(
         self, session: Session, outbox: Outbox, requests: AsyncIterator[pb.HeartbeatRequest]
@@ -168,6 +202,7 @@ class MembershipCalls:
         core = self._core
         for known in core.segments.of(session):
             if (known.row.region, known.row.incarnation) == (request.region, request.incarnation):
+                _check_capacity(known, request)
                 return known  # the reply was lost and it asks again
         for other in core.segments.all.values():
             if (other.row.region, other.row.incarnation) == (request.region, request.incarnation):
@@ -208,10 +243,7 @@ class MembershipCalls:
                 hint="close the engine and mount memory of a new one as segment 0",
             )
         row = segment.row
-        if (row.region, row.capacity_bytes) != (request.region, request.capacity_bytes):
-            raise InvalidRequestError(
-                f"segment {row.segment} is region {row.region!r} of {row.capacity_bytes} bytes", hint="the same memory"
-            )
+        _check_capacity(segment, request)
         if segment.session is session:
             return segment
         if segment.session is not None:
@@ -264,6 +296,14 @@ class MembershipCalls:
         _log.info("%r reports segment %d: %s", session.name, request.segment, request.cause[:_TEXT_MAX])
         core.segments.report(segment, session, now_ms(), round(core.settings.report_window * 1000))
         return pb.ReportFailureReply(header=core.header)
+
+
+def _check_capacity(segment: Segment, request: pb.MountSegmentRequest) -> None:
+    row = segment.row
+    if (row.region, row.capacity_bytes) != (request.region, request.capacity_bytes):
+        raise InvalidRequestError(
+            f"segment {row.segment} is region {row.region!r} of {row.capacity_bytes} bytes", hint="the same memory"
+        )
 
 
 def _check_mount(session: Session, request: pb.MountSegmentRequest) -> None:

@@ -174,6 +174,9 @@ def gauges(core: Core) -> dict[str, float | dict[str, float]]:
         "store_rows_written_total": store["writes"],
         "store_rows_deleted_total": store["deletes"],
         "store_failures_total": store["failures"],
+        "store_rows_refused_total": {
+            f'table="{table}"': store[f"refused_{table}"] for table in ("segments", "namespaces", "writers", "chunks")
+        },
         "loop_alive": {f'loop="{name}"': float(loop.alive) for name, loop in loops},
         "loop_failures_total": {f'loop="{name}"': loop.failures for name, loop in loops},
         "loop_restarts_total": core.supervisor.restarts,

@@ -23,7 +23,9 @@ def count_of(hashes: bytes, maximum: int) -> int:
     if rest:
         raise InvalidRequestError(f"hashes has {len(hashes)} bytes", hint="32 bytes each")
     if count > maximum:
-        raise InvalidRequestError(f"a batch of {count} chunks", hint=f"at most {maximum} in one call")
+        raise InvalidRequestError(
+            f"a batch of {count} chunks", hint=f"at most {maximum} in one call: batch_max of the master"
+        )
     return count
 
 

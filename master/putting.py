@@ -7,7 +7,7 @@ import logging
 import time
 from typing import Final
 
-from moonpool.master.core import Core, now_ms
+from moonpool.master.core import Core, granted_ms, now_ms
 from moonpool.master.errors import StoreUnavailableError
 from moonpool.master.packed import HASH_BYTES, per_item, positions, replace, take, total_length
 from moonpool.master.sessions import Session
@@ -36,7 +36,7 @@ class Put:
         self._namespace = namespace
         self._request = request
         self._replicas = request.replicas or 1
-        self._now = now_ms()
+        self._now = granted_ms()
         self._deadline_ms = self._now + round(core.settings.put_deadline * 1000)
 
     async def run(self) -> pb.PutStartReply:

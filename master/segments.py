@@ -22,6 +22,8 @@ __all__ = ["Segment", "Segments"]
 _log = logging.getLogger("moonpool.master")
 # Reports of broken transfers say nothing so shortly after the master itself had connections cut.
 _AFTER_FENCE_MS: Final = 2000
+# Beyond so many numbers it would take too long to ask for each whether chunks name it.
+_NUMBERS_MAX: Final = 1 << 22
 
 
 @dataclass(eq=False)
@@ -105,6 +107,15 @@ class Segments:
         if row.lost:
             # Its chunks' records had not all been removed.
             self._drop(row.segment)
+
+    def drop_unknown(self, end: int) -> None:
+        """Chunks may name segments whose rows are gone: those are lost. Numbers from `end` on were never given."""
+        known = sum(number < end for number in self.all)
+        if known == end - 1 or end > _NUMBERS_MAX:
+            return
+        for number in range(1, end):
+            if number not in self.all:
+                self._drop(number)
 
     def _drop(self, number: int) -> None:
         # The index knows of a segment that was not mounted only when it has a chunk there.

@@ -11,9 +11,11 @@ from typing import Final
 from moonpool.master.errors import InvalidRequestError, LimitError, SessionUnknownError
 from moonpool.proto import pool_pb2 as pb
 
-__all__ = ["ID_BYTES", "Outbox", "Session", "Sessions"]
+__all__ = ["ID_BYTES", "PINS_MAX", "Outbox", "Session", "Sessions"]
 
 ID_BYTES: Final = 16
+#: Most pins of a session, of any number of chunks.
+PINS_MAX: Final = 65_536
 _NAME_MAX: Final = 255
 
 
@@ -59,6 +61,8 @@ class Session:
         given_up: counts the moments at which writes of it were given up, so that a fence that was asked for before is
             not taken for one after.
         pins: what it holds: handle -> number of chunks.
+        named: whether it has said what it held when this master came.
+        naming: pins that it has named so far, while it is at it.
         outbox: of the stream that is open now; None: none is.
         ended: it is over; what it may still write has yet to be fenced.
         kept: done when the store knows it as a writer, which is before it is given anything.
@@ -75,6 +79,8 @@ class Session:
     begin_until_ms: int = 0
     given_up: int = 0
     pins: dict[int, int] = field(default_factory=dict)
+    named: bool = False
+    naming: set[int] = field(default_factory=set)
     outbox: Outbox | None = None
     ended: bool = False
     kept: Future[None] | None = None

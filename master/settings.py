@@ -8,6 +8,7 @@ import ipaddress
 import os
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from moonpool._index import SHARDS_MAX
 from moonpool.address import parse_address
 from moonpool.errors import ConfigError
 from moonpool.settings import load, setting
@@ -47,6 +48,7 @@ class MasterOptions(TypedDict, total=False):
     segments_max: int
     namespaces_max: int
     batch_max: int
+    shards_max: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +79,10 @@ class MasterSettings:
     )
     policy: str = setting("prefix", "Which chunks go first when there is no room.", choices=("prefix", "s3fifo", "lru"))
     chunks_max: int = setting(
-        16_777_216, "Most chunks. Beyond it puts are refused. One takes up to 200 bytes.", minimum=1, maximum=1 << 31
+        16_777_216,
+        "Most chunks. Beyond it puts are refused. One takes up to 200 bytes, and one of R shards counts as R.",
+        minimum=1,
+        maximum=1 << 31,
     )
     high_watermark: float = setting(
         0.95,
@@ -151,6 +156,7 @@ class MasterSettings:
     segments_max: int = setting(16_384, "Most segments at once.", minimum=1, maximum=1 << 20)
     namespaces_max: int = setting(65_536, "Most namespaces.", minimum=1, maximum=1 << 24)
     batch_max: int = setting(65_536, "Most chunks of one call.", minimum=1, maximum=1 << 20)
+    shards_max: int = setting(64, "Most shards of a chunk.", minimum=1, maximum=SHARDS_MAX)
 
     @classmethod
     def load(

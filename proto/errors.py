@@ -184,6 +184,11 @@ def from_rpc_error(error: grpc.RpcError, attempted: str, master: str) -> RemoteE
         return CallDeadlineError(
             attempted, peer=peer, cause="no answer in time", retryable=True, hint="a longer timeout, or see its load"
         )
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in text:
+        # gRPC itself refuses these, before the master has seen them.
+        return InvalidRequestError(
+            attempted, peer=peer, cause=text, hint="fewer items in one call: batch_max of the master"
+        )
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return UnsupportedError(attempted, peer=peer, cause=text, hint="a master of the same version")
     return RemoteError(attempted, peer=peer, cause=f"{code}: {text}", hint="the log of the master")

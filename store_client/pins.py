@@ -45,6 +45,11 @@ class Pin:
         """Whether it holds nothing any more."""
         return not self._numbers
 
+    @property
+    def lost(self) -> bool:
+        """Whether the master was started anew and had not all of the chunks any more. Those that are there are held."""
+        return self._number != 0 and self._core.session.lost(self._number)
+
     def release(self, timeout: float | None = None) -> None:
         """Let go of the chunks. Calling it again does nothing.
 
@@ -71,7 +76,7 @@ class Pin:
         self.release()
 
     def __repr__(self) -> str:
-        return f"<Pin of {len(self)} chunks{', released' if self.released else ''}>"
+        return f"<Pin of {len(self)} chunks{', released' if self.released else ', some are lost' if self.lost else ''}>"
 
 
 def pin(core: Core, namespace: str, batches: list[bytes], deadline: float) -> Pin:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 import threading
 import time
@@ -54,6 +55,8 @@ class MasterLink:
         self._lock = threading.Lock()
         self._identity: MasterIdentity | None = None
         self._closed = threading.Event()
+        #: Of the session that this channel belongs to.
+        self.session = b""
         self.retries = 0
         self.restarts_seen = 0
 
@@ -82,6 +85,7 @@ class MasterLink:
             MoonpoolError: the master refused; the code is its own.
         """
         delay = _BACKOFF_FIRST
+        self._name(request)
         while True:
             if self._closed.is_set():
                 raise ClientClosedError("the client is closed")
@@ -102,6 +106,12 @@ class MasterLink:
             self.retries += 1
             self._closed.wait(delay * random.uniform(0.5, 1.0))
             delay = min(2 * delay, _BACKOFF_LAST)
+
+    def _name(self, request: Any) -> None:
+        """Give a request its id, by which the master knows it when it is made again."""
+        if "request" in request.DESCRIPTOR.fields_by_name and not request.request:
+            request.request = os.urandom(16)
+            request.session = request.session or self.session
 
     def noticed(self, header: pb.Header) -> None:
         """Remember who answered."""

@@ -27,6 +27,9 @@ _BACKOFF_LAST: Final = 1.0
 # Before the master has said how often it wants to hear from us.
 _INTERVAL_FIRST: Final = 0.5
 _GOODBYE_SECONDS: Final = 0.5
+# Of one message about pins: a master takes 64 KiB at least. The second bound is for names of namespaces.
+_HOLDING_BYTES: Final = 32 << 10
+_HOLDING_PINS: Final = 64
 # Between two looks at whether the master has refused for good.
 _LOOK: Final = 0.02
 
@@ -56,7 +59,7 @@ class Session:
         on_welcome: Callable[[Session], None] | None = None,
         on_fence: Callable[[str], None] | None = None,
     ) -> None:
-        self.id = os.urandom(16)
+        self.id = link.session = os.urandom(16)
         self._link = link
         self._hello = pb.Hello(
             session=self.id, kind=kind, name=name, host_id=host_id, incarnation=bytes.fromhex(incarnation)
@@ -65,6 +68,7 @@ class Session:
         self._on_fence = on_fence
         self._lock = threading.Lock()
         self._pins: dict[int, pb.HeldPin] = {}
+        self._lost_pins: set[int] = set()
         self._outbox: queue.SimpleQueue[pb.HeartbeatRequest | None] = queue.SimpleQueue()
         self._interval = _INTERVAL_FIRST
         self._timeout = 10.0
@@ -114,7 +118,13 @@ class Session:
     def let_go(self, pin: int) -> bool:
         """Forget a pin. False: it was not held."""
         with self._lock:
+            self._lost_pins.discard(pin)
             return self._pins.pop(pin, None) is not None
+
+    def lost(self, pin: int) -> bool:
+        """Whether a master that was started anew had not all chunks of a pin any more."""
+        with self._lock:
+            return pin in self._lost_pins
 
     def close(self) -> None:
         """Say goodbye, as far as there is somebody to hear it, and end the thread."""
@@ -153,8 +163,11 @@ class Session:
         with self._lock:
             hello = pb.Hello()
             hello.CopyFrom(self._hello)
-            hello.pins.extend(self._pins.values())
+            pins = list(self._pins.values())
+        hello.more_pins = bool(pins)
         outbox.put(pb.HeartbeatRequest(hello=hello))
+        for holding in _holdings(pins):
+            outbox.put(pb.HeartbeatRequest(holding=holding))
         self._outbox = outbox
         if self._closing.is_set():  # close() may have put its goodbye into the queue before this one
             return
@@ -191,6 +204,11 @@ class Session:
         if kind == "welcome":
             self._interval = max(0.01, reply.welcome.interval_ms / 1000)
             self._timeout = max(3 * self._interval, reply.welcome.session_timeout_ms / 1000)
+            with self._lock:
+                lost = self._pins.keys() & set(reply.welcome.lost_pins)
+                self._lost_pins |= lost
+            if lost:
+                _log.warning("master %s: chunks of %d pins are not there any more", self._link.address, len(lost))
             if self._on_welcome is not None:
                 self._on_welcome(self)
             self.opened += 1
@@ -198,3 +216,19 @@ class Session:
         elif kind == "fence" and self._on_fence is not None:
             self._on_fence(reply.fence.incarnation.hex())
             outbox.put(pb.HeartbeatRequest(fence_done=pb.FenceDone(fence=reply.fence.fence)))
+
+
+def _holdings(pins: list[pb.HeldPin]) -> Iterator[pb.Holding]:
+    """Yield what is held in pieces that every master takes, whatever its bounds."""
+    holding, size = pb.Holding(), 0
+    for pin in pins:
+        for begin in range(0, len(pin.hashes), _HOLDING_BYTES):
+            piece = pin.hashes[begin : begin + _HOLDING_BYTES]
+            if size + len(piece) > _HOLDING_BYTES or len(holding.pins) >= _HOLDING_PINS:
+                yield holding
+                holding, size = pb.Holding(), 0
+            holding.pins.add(pin=pin.pin, namespace=pin.namespace, hashes=piece)
+            size += len(piece)
+    if pins:
+        holding.last = True
+        yield holding

@@ -37,7 +37,8 @@ Each value is taken from the first of these that has it:
 4. the default.
 
 Sizes are bytes, or carry a unit: `4KiB`, `1MiB`, `2GiB` (powers of two). Durations are seconds, or carry a unit:
-`20us`, `250ms`, `5s`, `2min`. `none` stands for no value where a setting may have none. An unknown name, a bad unit, a
+`20us`, `250ms`, `5s`, `2min`. `none` stands for no value where a setting may have none.
+A secret may be `@` and the path of the file that it is in. An unknown name, a bad unit, a
 wrong type or a value out of bounds is an error that names the nearest valid choice.
 """
 

@@ -70,7 +70,8 @@ def setting(
         minimum: smallest value allowed.
         maximum: largest value allowed.
         choices: the texts allowed.
-        secret: never shown in ``repr`` or in error messages.
+        secret: never shown in ``repr`` or in error messages. A text that begins with ``@`` is the path of the file
+            that it is in, of which white space at both ends is no part; bytes are always the secret itself.
     """
     return dataclasses.field(
         default=default,
@@ -226,6 +227,8 @@ def _read_toml(file: str | os.PathLike[str]) -> dict[str, Any]:
 def _convert(field: dataclasses.Field[Any], hint: Any, value: Any, place: str) -> Any:
     kind = _base(hint)
     unit: Unit | None = field.metadata["unit"]
+    if field.metadata["secret"] and isinstance(value, str) and value.startswith("@"):
+        return _read_secret(value[1:], place)
     if _optional(hint) and (value is None or (isinstance(value, str) and value.lower() == "none")):
         return None
     try:
@@ -238,6 +241,17 @@ def _convert(field: dataclasses.Field[Any], hint: Any, value: Any, place: str) -
         raise ConfigError(f"{place} is {shown}", hint=_type_name(hint, unit))
     _check_bounds(field, converted, place)
     return converted
+
+
+def _read_secret(file: str, place: str) -> bytes:
+    try:
+        content = Path(file).read_bytes().strip()
+    except (OSError, ValueError) as error:
+        cause = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"{place}: the file {file} cannot be read", cause=cause, hint="@ and a path") from None
+    if not content:
+        raise ConfigError(f"{place}: the file {file} is empty", hint="a file with the secret")
+    return content
 
 
 def _parse(kind: type, unit: Unit | None, text: str) -> Any:

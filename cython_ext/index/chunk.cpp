@@ -35,6 +35,7 @@ uint32_t Chunks::add(const uint8_t *hash, uint32_t name_space, uint32_t shards, 
   chunk.name_space = name_space;
   chunk.shards = static_cast<uint16_t>(shards);
   chunk.birth = ++births_;
+  shards_ += shards;
   chunk.parent = chunk.child = chunk.older = chunk.younger = chunk.before = chunk.after = kNone;
   if (shards > 1) {
     chunk.many = many.release();
@@ -52,6 +53,7 @@ void Chunks::give(uint32_t slot) {
     delete[] chunk.many;
     many_bytes_ -= chunk.shards * sizeof(Shard);
   }
+  shards_ -= chunk.shards;
   chunks_.give(slot);
 }
 

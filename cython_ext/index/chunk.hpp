@@ -94,6 +94,8 @@ class Chunks {
   Chunk &operator[](uint32_t slot) { return chunks_[slot]; }
   const Chunk &operator[](uint32_t slot) const { return chunks_[slot]; }
   const Arena<Chunk> &arena() const { return chunks_; }
+  // Shards of all chunks, whatever their state: what memory is taken for.
+  size_t shards() const { return shards_; }
 
   Place place(const Shard &shard, uint32_t replica) const {
     return replica == 0 ? Place{shard.piece, shard.segment} : more_[shard.more].places[replica - 1];
@@ -104,7 +106,7 @@ class Chunks {
  private:
   Arena<Chunk> chunks_;
   Arena<MorePlaces> more_;
-  size_t many_bytes_ = 0;
+  size_t many_bytes_ = 0, shards_ = 0;
   uint32_t births_ = 0;
 };
 

@@ -72,7 +72,7 @@ ItemStatus ChunkIndex::start_one(const StartCall &call, size_t i, uint32_t slot,
       shard.state = ShardState::kAbsent;
       --chunk.committed;
     }
-  } else if (chunks_.arena().count() >= chunks_max_) {
+  } else if (chunks_.shards() + call.shards > chunks_max_) {
     return ItemStatus::kChunksMax;
   }
   Place places[kReplicasMax] = {};

@@ -142,7 +142,10 @@ class MetadataStore(ABC):
 
     @abstractmethod
     def stats(self) -> dict[str, int]:
-        """Return counters: writes, deletes, transactions, failures, waiting."""
+        """Return counters: writes, deletes, transactions, failures, waiting, and refused_<table>.
+
+        The last are rows that are damaged and were not taken, of segments, namespaces, writers and chunks.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from array import array
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, Final, TypeVar
 from moonpool.master.errors import StoreBusyError, StoreDamagedError, StoreUnavailableError
 from moonpool.master.store.base import EPOCH_MAX, Identity, MetadataStore, SegmentRow, Writer
 from moonpool.master.store.packing import split_records
+from moonpool.master.store.rows import Rows, text_or_bytes
 from moonpool.master.store.writing import Change, WriteQueue
 
 __all__ = ["EmbeddedStore"]
@@ -39,6 +39,9 @@ _SCHEMA: Final = (
 _ROWS: Final = (256, 64, 16, 4, 1)
 _WRITE: Final = {n: "INSERT OR REPLACE INTO chunks VALUES " + ",".join(["(?,?)"] * n) for n in _ROWS}
 _DELETE: Final = {n: f"DELETE FROM chunks WHERE slot IN ({','.join('?' * n)})" for n in _ROWS}
+_SEGMENT_COLUMNS: Final = "segment, node, host_id, address, region, incarnation, capacity_bytes, draining, lost"
+_SEGMENT_END: Final = (1 << 32) - 1
+_MOVE_AWAY: Final = "move it away: the pool starts empty then"
 _FULL: Final = ("full", "disk I/O error", "readonly", "unable to open")
 
 
@@ -56,6 +59,7 @@ class EmbeddedStore(MetadataStore):
         self._database: sqlite3.Connection | None = None
         self._queue: WriteQueue | None = None
         self._last_segment = 0
+        self._rows = Rows()
 
     def open(self) -> Identity:
         """Open the file, or make it."""
@@ -71,7 +75,9 @@ class EmbeddedStore(MetadataStore):
 
     def _connect(self) -> sqlite3.Connection:
         # The writer's thread uses it after this one has loaded everything: never two at once.
-        return sqlite3.connect(self._path, timeout=0, isolation_level=None, check_same_thread=False)
+        database = sqlite3.connect(self._path, timeout=0, isolation_level=None, check_same_thread=False)
+        database.text_factory = text_or_bytes
+        return database
 
     def _enter(self) -> Identity:
         run = self._connection.execute
@@ -85,7 +91,10 @@ class EmbeddedStore(MetadataStore):
         self._make_or_check_schema()
         known = run("SELECT value FROM meta WHERE key = 'cluster_id'").fetchone()
         cluster_id = known[0] if known else os.urandom(16)
-        epoch = (run("SELECT value FROM meta WHERE key = 'epoch'").fetchone() or (0,))[0] + 1
+        before = (run("SELECT value FROM meta WHERE key = 'epoch'").fetchone() or (0,))[0]
+        if not isinstance(cluster_id, bytes) or len(cluster_id) != 16 or not isinstance(before, int) or before < 0:
+            raise StoreDamagedError(f"{self._path} has no cluster id or epoch that makes sense", hint=_MOVE_AWAY)
+        epoch = before + 1
         if epoch > EPOCH_MAX:
             raise StoreDamagedError(f"{self._path} has been opened {epoch - 1} times", hint="a new store")
         self._connection.executemany(
@@ -112,31 +121,37 @@ class EmbeddedStore(MetadataStore):
 
     def _find_last_segment(self) -> int:
         row = self._connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'segments'").fetchone()
-        return row[0] if row else 0
+        largest = self._connection.execute("SELECT max(segment) FROM segments").fetchone()[0] or 0
+        last = row[0] if row else 0
+        if not isinstance(last, int) or not largest <= last < _SEGMENT_END:
+            # A number that is given twice would name memory of another node.
+            raise StoreDamagedError(f"{self._path} does not say which segments there were", hint=_MOVE_AWAY)
+        return last
 
     # ---------------------------------------------------------------- reading, before anything is written
 
     def segments(self) -> list[SegmentRow]:
         """Return every segment."""
-        return [
-            SegmentRow(*row[:7], *map(bool, row[7:])) for row in self._read("SELECT * FROM segments ORDER BY segment")
-        ]
+        return self._rows.segments(self._read(f"SELECT {_SEGMENT_COLUMNS} FROM segments ORDER BY segment"))
 
     def namespaces(self) -> dict[str, int]:
         """Return the number of each namespace."""
-        return {name: number for number, name in self._read("SELECT number, name FROM namespaces")}
+        return self._rows.namespaces(self._read("SELECT number, name FROM namespaces"))
 
     def writers(self) -> list[Writer]:
         """Return every writer."""
-        return [Writer(*row) for row in self._read("SELECT session, incarnation FROM writers")]
+        return self._rows.writers(self._read("SELECT session, incarnation FROM writers"))
 
     def load(self, page: int) -> Iterator[tuple[bytes, bytes]]:
         """Yield every record."""
-        after = -1
+        after = -(1 << 63)
         while rows := self._read("SELECT slot, record FROM chunks WHERE slot > ? ORDER BY slot LIMIT ?", after, page):
-            slots, records = zip(*rows, strict=True)
-            after = slots[-1]
-            yield array("I", slots).tobytes(), b"".join(records)
+            after = rows[-1][0]
+            yield self._rows.chunks(rows)
+        self._rows.warn(self._path)
+        if stray := self._rows.stray_slots:
+            doomed = [(slot,) for slot in stray]
+            self._submit(lambda database: database.executemany("DELETE FROM chunks WHERE slot = ?", doomed))
 
     def _read(self, query: str, *values: Any) -> list[Any]:
         # On the writer's thread, after everything that was asked for before.
@@ -193,7 +208,7 @@ class EmbeddedStore(MetadataStore):
 
     def stats(self) -> dict[str, int]:
         """Return counters."""
-        return self._writing.stats()
+        return {**self._writing.stats(), **{f"refused_{table}": count for table, count in self._rows.refused.items()}}
 
     def close(self) -> None:
         """Carry out what waits, and close the file."""
@@ -217,7 +232,8 @@ class EmbeddedStore(MetadataStore):
     def _attempt(self, what: str, action: Callable[[], T]) -> T:
         try:
             return action()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError, OverflowError) as error:
+            # SQLite quotes what it cannot read in its errors, which need not be text then.
             raise self._error(what, error) from error
 
     def _error(self, what: str, error: Exception) -> Exception:
@@ -227,8 +243,8 @@ class EmbeddedStore(MetadataStore):
             return StoreBusyError(message, cause="another process has it open", hint="stop that one, or another path")
         if isinstance(error, sqlite3.OperationalError) and any(word in text for word in _FULL):
             return StoreUnavailableError(message, cause=text, retryable=True, hint="see the disk and its permissions")
-        if isinstance(error, sqlite3.DatabaseError):
-            return StoreDamagedError(message, cause=text, hint="move it away: the pool starts empty then")
+        if isinstance(error, (sqlite3.Error, UnicodeDecodeError, OverflowError)):
+            return StoreDamagedError(message, cause=text, hint=_MOVE_AWAY)
         return error
 
 

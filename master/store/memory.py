@@ -109,7 +109,7 @@ class MemoryStore(MetadataStore):
 
     def stats(self) -> dict[str, int]:
         """Return counters."""
-        return dict(self._counts)
+        return {**self._counts, **{f"refused_{table}": 0 for table in ("segments", "namespaces", "writers", "chunks")}}
 
     def close(self) -> None:
         """Close it. What it holds stays for another `open`."""

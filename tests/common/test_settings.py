@@ -162,6 +162,17 @@ def test_a_secret_is_never_shown() -> None:
     assert "8472" not in str(caught.value)
 
 
+def test_a_secret_may_be_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_bytes(b" hunter2\n")
+    assert read(environ={"MOONPOOL_ENGINE_SECRET": f"@{file}"}).secret == b"hunter2"
+    assert read({"secret": b"@literal"}).secret == b"@literal"
+    file.write_bytes(b"\n")
+    for path in (file, tmp_path / "nowhere", tmp_path):
+        with pytest.raises(ConfigError, match="ENGINE_SECRET"):
+            read(environ={"MOONPOOL_ENGINE_SECRET": f"@{path}"})
+
+
 def test_the_reference_describes_every_field() -> None:
     rows = {row.name: row for row in describe(Sample, "engine")}
     assert rows["slice_bytes"].variable == "MOONPOOL_ENGINE_SLICE_BYTES"

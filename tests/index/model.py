@@ -66,7 +66,8 @@ class Model:
             return Status.INVALID
         chunk = self.chunks.get(key)
         if chunk is None:
-            return Status.CHUNKS_MAX if len(self.slots) >= self.chunks_max else Status.OK
+            taken = sum(other.count for other in self.slots.values())
+            return Status.CHUNKS_MAX if taken + shards > self.chunks_max else Status.OK
         if chunk.count != shards:
             return Status.CONFLICT if any(s.committed for s in chunk.shards.values()) else Status.WRITING
         its = chunk.shards.get(shard)

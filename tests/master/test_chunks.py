@@ -325,3 +325,38 @@ def test_what_a_caller_that_went_away_was_given_is_free_at_once(start_master: St
     eventually(lambda: client.status()["index"]["writing"] == 0, "nothing is being written")
     assert client.put(chunks[: 32 * 17], 60_000) == bytes(17)
     assert not node.fences
+
+
+def test_no_lease_ends_before_the_reader_thinks_so(start_master: Start, join: Join) -> None:
+    """The master's clock has whole milliseconds; what is granted in the middle of one must not lose the rest."""
+    master = start_master(high_watermark=1.0, low_watermark=1.0)
+    join(master, pb.NODE).mount(1088)
+    client = join(master)
+    given = client.start(hashes(1))
+    for _ in range(100):
+        assert client.commit(given) == bytes(1)
+        asked = time.monotonic()
+        assert client.locate(given.hashes, lease_ms=2).statuses == bytes(1)
+        chunk = hashes(1)
+        while (given := client.start(chunk)).statuses != bytes(1):
+            pass
+        assert time.monotonic() - asked >= 0.002
+
+
+def test_shards_count_towards_the_cap_and_have_one_of_their_own(start_master: Start, join: Join) -> None:
+    master = start_master(chunks_max=64, shards_max=16)
+    join(master, pb.NODE).mount(1 << 20)
+    client = join(master)
+    given = client.start(hashes(5), shards=16)
+    assert given.statuses == bytes([pb.OK] * 4 + [pb.CHUNKS_MAX])
+    assert client.start(given.hashes[:32], shards=16, shard=1).statuses == bytes(1), "its memory is taken already"
+    with pytest.raises(InvalidRequestError, match="shards_max"):
+        client.start(hashes(1), shards=17)
+
+
+def test_a_batch_that_is_too_large_names_the_setting(start_master: Start, join: Join) -> None:
+    client = join(start_master(batch_max=100))
+    with pytest.raises(InvalidRequestError, match=r"at most 100.*batch_max"):
+        client.exists(hashes(101))
+    with pytest.raises(InvalidRequestError, match="batch_max"):
+        client.exists(hashes(100_000))

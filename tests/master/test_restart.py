@@ -237,3 +237,46 @@ def test_a_second_master_on_the_same_store_says_what_is_wrong(run: Callable[...,
     assert second.returncode == 3
     assert "another process has it open" in second.stderr
     assert "Traceback" not in second.stderr
+
+
+def test_nothing_is_removed_before_holders_of_pins_had_time_to_come_back(
+    run: Callable[..., Process], join: Join
+) -> None:
+    master = run(session_timeout="4")
+    node = join(master.address, pb.NODE, host="node-0")
+    segment = node.mount(MIB)
+    holder, gone = join(master.address), join(master.address)
+    chunks = hashes(3)
+    holder.put(chunks)
+    pin = holder.pin(chunks).pin
+    master.end(signal.SIGKILL)
+
+    master = run(session_timeout="4")
+    join(master.address, pb.NODE, host="node-0", incarnation=node.incarnation).mount(MIB, segment=segment)
+    other = join(master.address)
+    assert other.remove(chunks + hashes(1)) == bytes([pb.IN_USE] * 3 + [pb.NOT_FOUND]), "they may be pinned"
+    lost = hashes(1)
+    held = (pb.HeldPin(pin=pin, namespace="ns", hashes=chunks[:32]), pb.HeldPin(pin=9, namespace="ns", hashes=lost))
+    back = join(master.address, session=holder.id, incarnation=holder.incarnation, pins=held)
+    assert list(back.welcome.lost_pins) == [9]
+    assert other.remove(chunks) == bytes([pb.IN_USE] * 3), "the other one may hold pins too"
+    # It never comes back, and its time is over.
+    removed = call(other.pool.RemovePrefix, pb.RemovePrefixRequest(namespace="ns", hash=chunks[32:64]))
+    assert removed.removed == 1
+    assert other.remove(chunks) == bytes([pb.IN_USE, pb.NOT_FOUND, pb.OK])
+    assert gone.ended
+
+
+def test_when_all_are_back_removals_do_not_wait(run: Callable[..., Process], join: Join) -> None:
+    master = run(session_timeout="60")
+    node = join(master.address, pb.NODE, host="node-0")
+    segment = node.mount(MIB)
+    client = join(master.address)
+    chunks = hashes(3)
+    client.put(chunks)
+    master.end(signal.SIGKILL)
+
+    master = run(session_timeout="60")
+    join(master.address, pb.NODE, host="node-0", incarnation=node.incarnation).mount(MIB, segment=segment)
+    back = join(master.address, session=client.id, incarnation=client.incarnation)
+    assert back.remove(chunks) == bytes(3)

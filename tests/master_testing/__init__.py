@@ -108,6 +108,7 @@ class Member:
             raise from_rpc_error(error, "no Welcome", address) from error
         assert first.WhichOneof("kind") == "welcome"
         self.header = first.header
+        self.welcome = first.welcome
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
 

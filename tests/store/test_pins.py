@@ -96,3 +96,28 @@ def test_pins_outlive_the_master() -> None:
         assert client.remove("a", [hash_]).count(Outcome.FAILED) == 1
         pin.release()
         assert client.remove("a", [hash_]).ok
+
+
+def test_a_pin_says_that_its_chunks_were_lost_with_the_master() -> None:
+    with local_cluster(nodes=1, dram="16MiB", store="memory") as cluster, cluster.client() as client:
+        hashes = keys(4)
+        client.put("a", hashes, [b"x" * 100] * 4).require()
+        pin = client.pin("a", hashes)
+        assert not pin.lost
+        cluster.restart_master()
+        assert eventually(lambda: pin.lost, 60)
+        assert "lost" in repr(pin)
+        pin.release()
+        assert not pin.lost
+
+
+def test_nobody_removes_what_is_pinned_in_the_moments_after_a_restart() -> None:
+    with local_cluster(nodes=1, dram="16MiB", store="sqlite") as cluster, cluster.client() as client:
+        hashes = keys(4)
+        client.put("a", hashes, [b"x" * 100] * 4).require()
+        with cluster.client() as holder, holder.pin("a", hashes) as pin:
+            for _ in range(3):
+                cluster.restart_master()
+                assert client.remove("a", hashes).count(Outcome.OK) == 0
+                assert eventually(lambda: bool(client.exists("a", hashes).all()), 60)
+            assert not pin.lost
