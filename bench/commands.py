@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import sys
@@ -36,8 +37,6 @@ from moonpool.bench.options import (
     plot_option,
 )
 from moonpool.bench.perform import perform
-from moonpool.bench.pool.master_command import master
-from moonpool.bench.pool.store_command import store
 from moonpool.bench.replay.command import replay
 from moonpool.bench.report import doctor_table
 from moonpool.bench.runner import Options
@@ -48,6 +47,11 @@ from moonpool.transfer_engine import EngineSettings, probe
 
 __all__ = ["cli"]
 
+#: Command -> where it is.
+_OF_THE_POOL = {
+    "master": "moonpool.bench.pool.master_command",
+    "store": "moonpool.bench.pool.store_command",
+}
 _LANES_MAX = 64
 _QUEUE_PAIRS_MAX = 16
 _INLINE_BYTES_MAX = 4096
@@ -92,7 +96,21 @@ def _transports() -> list[str]:
     return [name for name in ENGINES if name in available]
 
 
+class _Group(click.Group):
+    """Imports the benchmarks of the pool when they are asked for: gRPC takes longer to load than all of the others."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *_OF_THE_POOL])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _OF_THE_POOL:
+            return super().get_command(ctx, cmd_name)
+        command: click.Command = getattr(importlib.import_module(_OF_THE_POOL[cmd_name]), cmd_name)
+        return command
+
+
 @click.group(
+    cls=_Group,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
     epilog=_QUICK_EXAMPLES,
@@ -371,5 +389,3 @@ def doctor(ctx: click.Context, json_file: str | None) -> None:
 cli.add_command(compare)
 cli.add_command(hardware)
 cli.add_command(replay)
-cli.add_command(store)
-cli.add_command(master)

@@ -48,7 +48,7 @@ class Pin:
     @property
     def lost(self) -> bool:
         """Whether the master was started anew and had not all of the chunks any more. Those that are there are held."""
-        return self._number != 0 and self._core.session.lost(self._number)
+        return any(self._core.session.lost(number) for number in self._numbers)
 
     def release(self, timeout: float | None = None) -> None:
         """Let go of the chunks. Calling it again does nothing.
