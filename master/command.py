@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from moonpool.cli import check_descriptor
 from moonpool.errors import ConfigError
 from moonpool.master.server import MasterServer
 from moonpool.master.settings import MasterSettings
@@ -64,10 +65,7 @@ def master(*, config: Path | None, ready_fd: int | None, verbose: bool, secret: 
     if secret is not None:
         given["secret"] = secret
     if ready_fd is not None:
-        try:
-            os.fstat(ready_fd)
-        except (OSError, OverflowError) as error:
-            raise ConfigError(f"--ready-fd {ready_fd} is no open descriptor", cause=str(error)) from error
+        check_descriptor(ready_fd)
     asyncio.run(_serve(MasterSettings.load(given, file=config), ready_fd))
 
 
