@@ -316,15 +316,13 @@ void RdmaLane::remote_changed(uint32_t rail, bool up) {
   const auto place = static_cast<size_t>(found - remotes_.begin());
   bool dial = false;
   with_lock([&] {
-    if (up) {
-      tried_ &= ~(1u << place);
-      hopeless_ &= ~(1u << place);
-    }
     if (ready_.load() || (queue_ != nullptr && !up)) {
       if (Error error = remote_changed_locked(rail, up)) cut_locked(std::move(error));
       return;
     }
-    if (!up || resting() || shut_) return;
+    if (!up) return;
+    forget_failures_locked(rail);
+    if (resting() || shut_) return;
     // Otherwise it is being connected over another one, which may take until somebody gives up.
     if (queue_ != nullptr) {
       const bool better = place < remote_ || (worked_ & (1u << remote_)) == 0;
@@ -342,12 +340,22 @@ Error RdmaLane::remote_changed_locked(uint32_t rail, bool up) {
   if (!up && rail == remote_rail()) {
     return here(make_error(MP_TRANSPORT_UNAVAILABLE, "the peer's port went down"));
   }
+  if (up) forget_failures_locked(rail);
   // The rail that this lane is meant for is back.
   if (up && remote_ != 0 && rail == remotes_[0]) {
     going_back_ = true;
     io_.post([weak = weak_from_this(), id = lane_id_] { go_back(weak, id); });
   }
   return {};
+}
+
+// What went wrong before a port came back says nothing about it any more.
+void RdmaLane::forget_failures_locked(uint32_t rail) {
+  const auto found = std::find(remotes_.begin(), remotes_.end(), rail);
+  if (found == remotes_.end()) return;
+  const uint32_t bit = 1u << (found - remotes_.begin());
+  tried_ &= ~bit;
+  hopeless_ &= ~bit;
 }
 
 // Once what is under way has ended.

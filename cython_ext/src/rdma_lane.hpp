@@ -100,6 +100,7 @@ class RdmaLane final : public Lane {
   uint32_t remote_rail() const { return remotes_[remote_]; }
   void choose_remote_locked();
   Error remote_changed_locked(uint32_t rail, bool up);
+  void forget_failures_locked(uint32_t rail);
   static void go_back(const std::weak_ptr<Lane> &weak, uint64_t lane_id);
 
   RdmaLink &rdma_link_;
