@@ -181,8 +181,8 @@ void Lane::leave_locked(bool again) {
   ::shutdown(fd(), SHUT_RDWR);
   io_.remove(*this);
   fd_.reset();
-  // Nothing failed, so nobody backs off.
-  if (again) dial_at_locked(now_ns() + kRoomNs);
+  // With back-off: hundreds of lanes that find others quicker would connect in vain all the time.
+  if (again) schedule_dial_locked();
 }
 
 bool Lane::rest() {
