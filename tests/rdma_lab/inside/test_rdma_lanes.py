@@ -51,17 +51,17 @@ class Many:
     def __init__(self, stack: ExitStack, count: int, bound: int, nbytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (16384, 16384))
         self.bound, self.nbytes = bound, nbytes
-        shared = {"transports": "rdma,tcp", "io_threads": 1, "connect_timeout": 20.0}
+        shared = {"transports": "rdma,tcp", "connect_timeout": 20.0}
         self.client = stack.enter_context(
-            TransferEngine(
-                "client", require="rdma", rdma_devices="rxea0", rdma_queue_pairs_max=bound, listen=None, **shared
-            )
+            TransferEngine("client", require="rdma", rdma_devices="rxea0", rdma_queue_pairs_max=bound, **shared)
         )
         self.local = np.zeros((count, nbytes), np.uint8)
         self.region = self.client.register(self.local)
         servers = []
         for index in range(count):
-            server = stack.enter_context(TransferEngine(f"server {index}", rdma_devices="rxea1", **shared))
+            server = stack.enter_context(
+                TransferEngine(f"server {index}", rdma_devices="rxea1", io_threads=1, **shared)
+            )
             server.register(np.full(nbytes, index % 251 + 1, np.uint8), name="kv")
             servers.append(server)
         self.peers = [self.client.connect(str(server.address), timeout=WAIT) for server in servers]
@@ -76,7 +76,8 @@ class Many:
             for index, peer in ((index, self.peers[index]) for index in indices)
         ]
         for read in begun:
-            read.wait(WAIT)
+            # Hundreds take turns, and the machine is slow.
+            read.wait(2 * WAIT)
         assert (self.local[indices] == np.array(indices)[:, None] % 251 + 1).all()
         assert queue_pairs(self.client) <= self.bound
 
@@ -102,7 +103,7 @@ def test_more_peers_at_work_than_there_are_queue_pairs(many: Many) -> None:
         many.read(range(12))
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_300_peers_share_64_queue_pairs() -> None:
     with ExitStack() as stack:
         many = Many(stack, 300, 64, 4096)
