@@ -146,6 +146,23 @@ cdef void column_clear(Column *column) noexcept:
         PyBuffer_Release(&column.view)
 
 
+cdef Py_ssize_t common_count(const Column *columns, tuple names) except -1:
+    """Return how many items these columns describe together. `names`: what the caller calls them."""
+    cdef Py_ssize_t i, count = -1
+    cdef str first = ""
+    for i in range(len(names)):
+        if columns[i].count < 0:
+            continue
+        if count >= 0 and columns[i].count != count:
+            raise mistake(
+                MP_INVALID_ARGUMENT,
+                f"{first} has {count} entries, {names[i]} has {columns[i].count}",
+                "arrays of one length; a single int holds for every item")
+        count = columns[i].count
+        first = names[i]
+    return 1 if count < 0 else count
+
+
 # ------------------------------------------------------------------------------------------------ batches
 
 cdef class Region
@@ -189,7 +206,7 @@ cdef class Batch:
         self.raw.locals_count = 1
         self.raw.remotes = &self.one_remote
         self.raw.remotes_count = 1
-        self.raw.count = self.common_count()
+        self.raw.count = common_count(self.columns, column_names)
         self.point_at_columns()
         return 0
 
@@ -235,21 +252,6 @@ cdef class Batch:
         self.raw.locals = self.local_table
         self.raw.remotes = self.remote_table
         return 0
-
-    cdef Py_ssize_t common_count(self) except -1:
-        cdef Py_ssize_t i, count = -1
-        cdef str first = ""
-        for i in range(3):
-            if self.columns[i].count < 0:
-                continue
-            if count >= 0 and self.columns[i].count != count:
-                raise mistake(
-                    MP_INVALID_ARGUMENT,
-                    f"{first} has {count} entries, {column_names[i]} has {self.columns[i].count}",
-                    "arrays of one length; a single int holds for every item")
-            count = self.columns[i].count
-            first = column_names[i]
-        return 1 if count < 0 else count
 
     cdef void point_at_columns(self) noexcept:
         self.raw.local_offsets = self.columns[0].data

@@ -334,11 +334,7 @@ def digest_batch(memory, offsets, lengths):
     try:
         column_fill(&columns[0], offsets, "offsets")
         column_fill(&columns[1], lengths, "lengths")
-        count = max(columns[0].count, columns[1].count)
-        if min(columns[0].count, columns[1].count) not in (-1, count):
-            raise mistake(MP_INVALID_ARGUMENT, f"offsets has {columns[0].count} entries, lengths has "
-                          f"{columns[1].count}", "arrays of one length; a single int holds for every item")
-        count = 1 if count < 0 else count
+        count = common_count(columns, ("offsets", "lengths"))
         digests = PyBytes_FromStringAndSize(NULL, count * sizeof(uint64_t))
         out = <uint64_t *><void *>PyBytes_AS_STRING(digests)
         with nogil:

@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError, Message
 from moonpool.errors import MoonpoolError
 from moonpool.master.errors import InvalidRequestError, LimitError, RemoteError
 from moonpool.master.metrics import Metrics
+from moonpool.master.packed import HASH_BYTES
 from moonpool.proto import auth
 from moonpool.proto import pool_pb2 as pb
 from moonpool.proto.errors import status_of, trailer_of
@@ -73,7 +74,7 @@ class Calls:
             except Exception as error:  # noqa: BLE001  # whatever it is, the caller gets an answer
                 await self._refuse(name, error, context)
                 return None
-            called(name, time.perf_counter() - began, len(getattr(request, "hashes", b"")) // 32)
+            called(name, time.perf_counter() - began, len(getattr(request, "hashes", b"")) // HASH_BYTES)
             return serialised
 
         # Requests are parsed here, since gRPC answers what it cannot parse with a traceback in the log.

@@ -248,9 +248,7 @@ class MembershipCalls:
             return segment
         if segment.session is not None:
             # The same engine incarnation under two sessions at once: nobody can say which of them answers fences.
-            raise InvalidRequestError(
-                f"segment {row.segment} belongs to another session", hint="the session that mounted it"
-            )
+            raise _of_another(row.segment)
         segment.row = dataclasses.replace(row, address=request.address, node=session.name, host_id=session.host_id)
         core.store.put_segment(segment.row)
         core.mount_again(segment)
@@ -265,9 +263,7 @@ class MembershipCalls:
         session = core.sessions.get(request.session)
         segment = core.segments.get(request.segment)
         if segment.session is not session:
-            raise InvalidRequestError(
-                f"segment {request.segment} belongs to another session", hint="the session that mounted it"
-            )
+            raise _of_another(request.segment)
         core.segments.lose(segment, "it was unmounted", core.sweep_round)
         return pb.UnmountSegmentReply(header=core.header)
 
@@ -276,8 +272,9 @@ class MembershipCalls:
         core = self._core
         segment = core.segments.get(request.segment)
         if segment.row.draining == request.undo:
-            await core.durable(core.store.put_segment(dataclasses.replace(segment.row, draining=not request.undo)))
-            segment.row = dataclasses.replace(segment.row, draining=not request.undo)
+            row = dataclasses.replace(segment.row, draining=not request.undo)
+            await core.durable(core.store.put_segment(row))
+            segment.row = row
             if segment.session is not None:
                 core.segments.apply(segment)
             core.segments.tell(segment)
@@ -296,6 +293,10 @@ class MembershipCalls:
         _log.info("%r reports segment %d: %s", session.name, request.segment, request.cause[:_TEXT_MAX])
         core.segments.report(segment, session, now_ms(), round(core.settings.report_window * 1000))
         return pb.ReportFailureReply(header=core.header)
+
+
+def _of_another(segment: int) -> InvalidRequestError:
+    return InvalidRequestError(f"segment {segment} belongs to another session", hint="the session that mounted it")
 
 
 def _check_capacity(segment: Segment, request: pb.MountSegmentRequest) -> None:

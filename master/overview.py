@@ -24,9 +24,7 @@ class OverviewCalls:
     def ListSegments(self, request: pb.ListSegmentsRequest) -> pb.ListSegmentsReply:
         """Return every segment that is not lost."""
         del request
-        core = self._core
-        segments = [_segment(core, segment) for segment in core.segments.all.values() if not segment.row.lost]
-        return pb.ListSegmentsReply(header=core.header, segments=segments)
+        return pb.ListSegmentsReply(header=self._core.header, segments=_segments(self._core))
 
     def Stats(self, request: pb.StatsRequest) -> pb.StatsReply:
         """Return what /status answers."""
@@ -53,6 +51,11 @@ class OverviewCalls:
                     yield message
             core.check_open()
             await events.wait(cursor)
+
+
+def _segments(core: Core) -> list[pb.Segment]:
+    """Return every segment that is not lost."""
+    return [_segment(core, segment) for segment in core.segments.all.values() if not segment.row.lost]
 
 
 def _segment(core: Core, segment: Segment) -> pb.Segment:
@@ -88,6 +91,7 @@ def status(core: Core) -> dict[str, Any]:
     sessions = core.sessions.alive.values()
     counts = core.metrics.counts
     looked = counts["lookups_items"]
+    wrong = health(core)
     return {
         "version": moonpool.__version__,
         "cluster": core.settings.cluster,
@@ -95,8 +99,8 @@ def status(core: Core) -> dict[str, Any]:
         "boot_id": core.boot_id.hex(),
         "epoch": core.header.epoch,
         "uptime_s": (now_ms() - core.started_ms) / 1000,
-        "healthy": not health(core),
-        "wrong": health(core),
+        "healthy": not wrong,
+        "wrong": wrong,
         "index": core.index.stats(),
         "hit_rate": counts["lookup_hits_items"] / looked if looked else None,
         "counts": dict(counts) | _more_counts(core),
@@ -124,8 +128,7 @@ def status(core: Core) -> dict[str, Any]:
                 "largest_free_bytes": message.largest_free_bytes,
                 "state": pb.SegmentState.Name(message.state),
             }
-            for segment in core.segments.all.values()
-            if not segment.row.lost and (message := _segment(core, segment)) is not None
+            for message in _segments(core)
         ],
     }
 

@@ -6,11 +6,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 
+from moonpool._index import HASH_BYTES
 from moonpool.master.errors import InvalidRequestError
 
 __all__ = ["HASH_BYTES", "count_of", "pairs", "per_item", "positions", "replace", "sized", "take", "total_length"]
-
-HASH_BYTES = 32
 
 
 def count_of(hashes: bytes, maximum: int) -> int:

@@ -7,6 +7,7 @@ import logging
 import time
 from typing import Final
 
+from moonpool._index import EXTENT_BYTES
 from moonpool.master.core import Core, granted_ms, now_ms
 from moonpool.master.errors import StoreUnavailableError
 from moonpool.master.packed import HASH_BYTES, per_item, positions, replace, take, total_length
@@ -16,7 +17,6 @@ from moonpool.proto import pool_pb2 as pb
 __all__ = ["Put"]
 
 _log = logging.getLogger("moonpool.master")
-_EXTENT_BYTES: Final = 32
 # Of a header, and of what is lost by rounding to a multiple of 64 bytes.
 _PER_EXTENT: Final = 128
 # Longest wait for somebody else to free something before looking again.
@@ -122,7 +122,7 @@ class Put:
                 self._session.owner,
                 self._namespace,
                 take(self._request.hashes, HASH_BYTES, given),
-                b"".join([extents[_EXTENT_BYTES * self._replicas * place :][:8] for place in given]),
+                b"".join([extents[EXTENT_BYTES * self._replicas * place :][:8] for place in given]),
                 self._request.shard,
                 True,
             )
@@ -134,4 +134,4 @@ class Put:
             take(request.hashes, HASH_BYTES, missing), take(parents, HASH_BYTES, missing) if parents else b"", lengths
         )
         replace(statuses, 1, missing, some)
-        replace(extents, _EXTENT_BYTES * self._replicas, missing, given)
+        replace(extents, EXTENT_BYTES * self._replicas, missing, given)

@@ -31,7 +31,6 @@ class Replays:
 
     Attributes:
         bytes: that it takes, about.
-        replayed: requests that were answered from here.
     """
 
     def __init__(self, calls_of_a_session: int = _CALLS_OF_A_SESSION, bytes_in_all: int = _BYTES_IN_ALL) -> None:
@@ -42,7 +41,6 @@ class Replays:
         #: Session -> its requests, in their order.
         self._calls: dict[bytes, OrderedDict[bytes, None]] = {}
         self.bytes = 0
-        self.replayed = 0
 
     def once(self, session: Session, request: bytes, work: Callable[[], T]) -> T:
         """Return what `work` returns, or returned when this request came before.
@@ -91,7 +89,6 @@ class Replays:
 
     def _find(self, session: Session, request: bytes) -> Any:
         found = self._replies.get((session.id, request))
-        self.replayed += found is not None
         return None if found is None else found[0]
 
     def _keep(self, session: Session, request: bytes, reply: Message) -> None:

@@ -27,6 +27,7 @@ from moonpool.store_client.asking import Asking, Removed
 from moonpool.store_client.core import Core
 from moonpool.store_client.errors import ChunkConflictError, ClientClosedError, StoreArgumentError
 from moonpool.store_client.getting import GetRequest, get
+from moonpool.store_client.packing import HASH_BYTES
 from moonpool.store_client.pins import Pin
 from moonpool.store_client.putting import PutRequest, put
 from moonpool.store_client.ranges import Ranges
@@ -142,7 +143,7 @@ class StoreClient(Asking):
         shard, replicas = checked_shard(shard, shards), checked_replicas(replicas)
         verify = checked_flag(verify, "verify")
         packed = packed_hashes(hashes)
-        count = len(packed) // 32
+        count = len(packed) // HASH_BYTES
         memory = values_of(self._core.engine, values, count)
         chain = packed_parents(parents, count)
         request = PutRequest(namespace, packed, chain, memory, shard, shards, replicas, self._deadline(timeout))
@@ -303,7 +304,7 @@ class StoreClient(Asking):
         self._core.check()
         namespace, shard = checked_namespace(namespace), checked_shard(shard)
         packed = packed_hashes(hashes)
-        count = len(packed) // 32
+        count = len(packed) // HASH_BYTES
         memory = destinations_of(self._core.engine, destinations, count)
         seconds = self._core.settings.lease if lease is None else checked_lease(lease)
         if ranges is not None:

@@ -58,13 +58,11 @@ _SPOILT_MAX: Final = 65_536
 class Job:
     """The moves of one batch, a `Move` for each segment, and what they have come to."""
 
-    def __init__(
-        self, segment: int, rows: npt.NDArray[np.intp], move: Move | None, error: MoonpoolError | None
-    ) -> None:
+    def __init__(self, segment: int, rows: npt.NDArray[np.intp]) -> None:
         self.segment = segment
         self.rows = rows
-        self.move = move
-        self.error = error
+        self.move: Move | None = None
+        self.error: MoonpoolError | None = None
         #: Whether the time that the node was given was less than the patience that it deserves.
         self.hurried = False
         #: Whether the engine computes the digests of payloads on the way.
@@ -181,7 +179,7 @@ class Core:
         """
         started = []
         for segment, some in _by_segment(extents["segment"]):
-            job = Job(segment, some, None, None)
+            job = Job(segment, some)
             started.append(job)
             jobs.append(job)
             try:
@@ -216,7 +214,7 @@ class Core:
         Raises:
             MoonpoolError: the caller has made a mistake, see `mistake`.
         """
-        moved = job.finish(_SETTLE_STAGED if place.joined else _SETTLE_OWN)
+        moved = job.finish(_settle_seconds(place))
         if job.error is not None:
             begun = job.move is not None and job.move.refused is None
             self.mistake(job.error, place, begun=begun)
@@ -243,11 +241,9 @@ class Core:
 
     def give_back(self, piece: Piece, jobs: list[Job]) -> None:
         """Nobody needs the place of a piece any more, except perhaps transfers of these jobs that are not settled."""
-        # Memory of the caller must be quiet, staging can be left alone.
-        seconds = _SETTLE_STAGED if piece.place.joined else _SETTLE_OWN
         for job in jobs:
             if job.move is not None:
-                job.move.cancel(seconds)
+                job.move.cancel(_settle_seconds(piece.place))
         unsettled = [transfer for job in jobs for transfer in job.unsettled]
         if unsettled:
             self.staging.give_back_later(piece.slice_, unsettled)
@@ -363,6 +359,11 @@ class Core:
     def _close_engine(self) -> None:
         if self._own_engine:
             self.engine.close()
+
+
+def _settle_seconds(place: Place) -> float:
+    # Memory of the caller must be quiet, staging can be left alone.
+    return _SETTLE_STAGED if place.joined else _SETTLE_OWN
 
 
 def _by_segment(segments: npt.NDArray[np.uint32]) -> list[tuple[int, npt.NDArray[np.intp]]]:

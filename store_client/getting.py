@@ -22,6 +22,7 @@ from moonpool.store_client.packing import (
     extents_of,
     hash_matrix,
     headers_match,
+    some_hashes,
 )
 from moonpool.store_client.results import GetResults, Outcome
 from moonpool.transfer_engine import digest_batch
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = ["GetRequest", "get"]
 
-_PENDING: Final = 255
 # Where a replica is read from: never tried again, rather not, farther away.
 _TRIED: Final = 1000
 _AVOIDED: Final = 100
@@ -114,11 +114,10 @@ def _get_some(core: Core, request: GetRequest, items: npt.NDArray[np.intp]) -> N
 
 
 def _locate(core: Core, request: GetRequest, items: npt.NDArray[np.intp]) -> _Located:
-    matrix = np.frombuffer(request.hashes, dtype=np.uint8).reshape(-1, 32)
     sent = time.monotonic()
     message = pb.LocateRequest(
         namespace=request.namespace,
-        hashes=request.hashes if len(items) == len(matrix) else matrix[items].tobytes(),
+        hashes=request.hashes if len(items) == request.memory.count else some_hashes(request.hashes, items),
         shard=request.shard,
         lease_ms=max(1, int(request.lease * 1000)),
     )
@@ -153,8 +152,7 @@ class _Piecewise:
         self._corrupt = np.zeros(len(self._items), dtype=np.bool_)
         self._failure: MoonpoolError | None = None
         self._jobs: list[Job] = []
-        matrix = hash_matrix(request.hashes)
-        self._hashes = matrix[self._items]
+        self._hashes = hash_matrix(request.hashes)[self._items]
 
     def run(self) -> None:
         core, request = self._core, self._request

@@ -58,6 +58,12 @@ EXTENT: Final = np.dtype(
 assert HEADER.itemsize == HEADER_BYTES
 
 
+def some_hashes(packed: bytes, which: npt.NDArray[Any]) -> bytes:
+    """Return the hashes at these positions, or where these flags are set, packed again."""
+    some: bytes = np.frombuffer(packed, dtype=np.uint8).reshape(-1, HASH_BYTES)[which].tobytes()
+    return some
+
+
 def hash_matrix(packed: bytes) -> npt.NDArray[np.uint64]:
     """Return hashes as rows of four numbers, to compare many at once."""
     return np.frombuffer(packed, dtype="<u8").reshape(-1, 4)

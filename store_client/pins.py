@@ -8,9 +8,12 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from moonpool.errors import MoonpoolError
 from moonpool.proto import pool_pb2 as pb
 from moonpool.store_client.arguments import checked_timeout
+from moonpool.store_client.packing import some_hashes
 from moonpool.store_client.results import Outcome, Results
 
 if TYPE_CHECKING:
@@ -98,8 +101,7 @@ def pin(core: Core, namespace: str, batches: list[bytes], deadline: float) -> Pi
 def _pin_batch(core: Core, namespace: str, hashes: bytes, deadline: float) -> tuple[int, bytes]:
     request = pb.PinRequest(session=core.session.id, namespace=namespace, hashes=hashes)
     reply = core.call("Pin", request, deadline)
-    outcomes = bytes(Outcome.OK if status == pb.OK else Outcome.MISS for status in reply.statuses)
+    held = np.frombuffer(reply.statuses, dtype=np.uint8) == pb.OK
     if reply.pin:
-        rows = [hashes[32 * row : 32 * row + 32] for row, outcome in enumerate(outcomes) if outcome == Outcome.OK]
-        core.session.hold(reply.pin, namespace, b"".join(rows))
-    return reply.pin, outcomes
+        core.session.hold(reply.pin, namespace, some_hashes(hashes, held))
+    return reply.pin, np.where(held, Outcome.OK, Outcome.MISS).astype(np.uint8).tobytes()

@@ -21,6 +21,7 @@ from moonpool.store_client.packing import (
     Records,
     extents_of,
     header_bytes,
+    some_hashes,
 )
 from moonpool.store_client.refusals import refusal
 from moonpool.store_client.results import Outcome, Results
@@ -65,7 +66,7 @@ class PutRequest:
 
     def hashes_of(self, items: npt.NDArray[np.intp]) -> bytes:
         """Return the packed hashes of some chunks."""
-        return self._rows(self.hashes, items)
+        return some_hashes(self.hashes, items)
 
     def parents_of(self, items: npt.NDArray[np.intp]) -> bytes:
         """Return the parents of some chunks, as PutStart takes them."""
@@ -74,18 +75,13 @@ class PutRequest:
         if len(self.parents) == HASH_BYTES:
             # Only in one piece can a chain be told by its first parent.
             self.parents = self.parents + self.hashes[:-HASH_BYTES]
-        return self._rows(self.parents, items)
+        return some_hashes(self.parents, items)
 
     def fail(self, item: int, error: MoonpoolError) -> None:
         """This chunk has failed for good."""
         error.item = item
         self.outcomes[item] = Outcome.FAILED
         self.errors[item] = error
-
-    @staticmethod
-    def _rows(packed: bytes, items: npt.NDArray[np.intp]) -> bytes:
-        rows = np.frombuffer(packed, dtype=np.uint8).reshape(-1, HASH_BYTES)
-        return rows[items].tobytes()
 
 
 def put(core: Core, request: PutRequest) -> Results:

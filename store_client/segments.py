@@ -31,8 +31,6 @@ class Target:
     segment: int
     peer: Peer
     region: RemoteRegion
-    incarnation: str
-    host_id: str
     #: Whether the bytes pass a CPU on their way, so that the engine computes digests of them for little.
     by_cpu: bool
 
@@ -193,7 +191,7 @@ class SegmentTable:
             ) from error
         with self._lock:
             self._peers[key] = peer
-        return Target(segment, peer, region, incarnation, known.host_id, peer.path != "rdma")
+        return Target(segment, peer, region, peer.path != "rdma")
 
 
 def _changed() -> ClusterChangedError:

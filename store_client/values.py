@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, TypeAlias
+from collections.abc import Iterator
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +18,6 @@ from moonpool.store_client.staging import ALIGN, Slice, StagingArea
 from moonpool.transfer_engine import Region, TransferEngine
 
 __all__ = ["Buffers", "Memory", "Piece", "Registered", "destinations_of", "values_of"]
-
-#: (region, offsets, lengths), or a buffer for each chunk.
-Values: TypeAlias = "tuple[Region, Any, Any] | Sequence[Any] | npt.NDArray[Any]"
 
 
 class Piece:
