@@ -2,6 +2,7 @@
 # cython: language_level=3, embedsignature=False
 """The chunk index of the master: checks arguments and calls index/index.hpp. Decides nothing itself."""
 
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
@@ -10,11 +11,6 @@ from libcpp.string cimport string
 
 from moonpool_index cimport (Hashes, IndexStats, Native, Outcome, SegmentStats, StartCall, kEpochMax, kExtentBytes,
                              kHashBytes, kHeaderBytes, kNone, kReplicasMax, kShardsMax, kUnit, kUnitsMax, string_view)
-
-
-cdef extern from "Python.h":
-    object PyBytes_FromStringAndSize(const char *, Py_ssize_t)
-
 
 HASH_BYTES = kHashBytes
 EXTENT_BYTES = kExtentBytes

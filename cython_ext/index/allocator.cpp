@@ -42,19 +42,36 @@ void Allocator::unlist(uint32_t at) {
   }
 }
 
-// A free piece behind `before` (kNone: at the front).
-uint32_t Allocator::add_free(uint64_t offset, uint64_t units, uint32_t before) {
+// Behind `before` (kNone: at the front), in the list of neighbours.
+void Allocator::link(uint32_t at, uint32_t before) {
+  Piece &piece = pieces_[at];
+  uint32_t &behind = before == kNone ? first_ : pieces_[before].after;
+  piece.before = before;
+  piece.after = behind;
+  behind = at;
+  (piece.after == kNone ? last_ : pieces_[piece.after].before) = at;
+}
+
+void Allocator::unlink(uint32_t at) {
+  const Piece &piece = pieces_[at];
+  (piece.before == kNone ? first_ : pieces_[piece.before].after) = piece.after;
+  (piece.after == kNone ? last_ : pieces_[piece.after].before) = piece.before;
+}
+
+// It is in no list yet.
+uint32_t Allocator::make(uint64_t offset, uint64_t units, PieceState state) {
   const uint32_t made = pieces_.take();
   Piece &piece = pieces_[made];
   piece.set_offset(offset);
   piece.set_size(units);
-  piece.state = PieceState::kFree;
-  piece.before = before;
-  piece.after = before == kNone ? first_ : pieces_[before].after;
-  (before == kNone ? first_ : pieces_[before].after) = made;
-  (piece.after == kNone ? last_ : pieces_[piece.after].before) = made;
-  list(made);
+  piece.state = state;
   return made;
+}
+
+void Allocator::add_free(uint64_t offset, uint64_t units, uint32_t before) {
+  const uint32_t made = make(offset, units, PieceState::kFree);
+  link(made, before);
+  list(made);
 }
 
 bool Allocator::set_capacity(uint64_t units) {
@@ -70,8 +87,7 @@ bool Allocator::set_capacity(uint64_t units) {
     unlist(last_);
     if (units == taken) {
       const uint32_t gone = last_;
-      last_ = pieces_[gone].before;
-      (last_ == kNone ? first_ : pieces_[last_].after) = kNone;
+      unlink(gone);
       pieces_.give(gone);
     } else {
       pieces_[last_].set_size(units - taken);
@@ -104,16 +120,11 @@ uint32_t Allocator::take(uint64_t units) {
     unlist(found);
   } else {
     // The front is taken, so that one after the other lies side by side, and the rest stays the same piece.
-    const uint32_t made = pieces_.take();
-    Piece &rest = pieces_[found], &piece = pieces_[made];
+    Piece &rest = pieces_[found];
+    const uint32_t made = make(rest.offset(), units, PieceState::kUsed);
     const bool moves = class_of(rest.size()) != class_of(rest.size() - units);
     if (moves) unlist(found);
-    piece.set_offset(rest.offset());
-    piece.set_size(units);
-    piece.before = rest.before;
-    piece.after = found;
-    (rest.before == kNone ? first_ : pieces_[rest.before].after) = made;
-    rest.before = made;
+    link(made, rest.before);
     rest.set_offset(rest.offset() + units);
     rest.set_size(rest.size() - units);
     if (moves) list(found);
@@ -129,12 +140,8 @@ uint32_t Allocator::take(uint64_t units) {
 uint32_t Allocator::take_at(uint64_t offset, uint64_t units, uint32_t slot) {
   loosen();
   if (offset > capacity_ || units > capacity_ - offset || !tree_.is_free(offset, units)) return kNone;
-  const uint32_t made = pieces_.take();
-  Piece &piece = pieces_[made];
-  piece.set_offset(offset);
-  piece.set_size(units);
-  piece.state = PieceState::kUsed;
-  piece.slot = slot;
+  const uint32_t made = make(offset, units, PieceState::kUsed);
+  pieces_[made].slot = slot;
   tree_.insert(made);
   used_ += units;
   ++extents_;
@@ -162,16 +169,14 @@ void Allocator::give(uint32_t at) {
   if (after != kNone && pieces_[after].state == PieceState::kFree) {
     unlist(after);
     piece.set_size(piece.size() + pieces_[after].size());
-    piece.after = pieces_[after].after;
-    (piece.after == kNone ? last_ : pieces_[piece.after].before) = at;
+    unlink(after);
     pieces_.give(after);
   }
   if (before != kNone && pieces_[before].state == PieceState::kFree) {
     Piece &front = pieces_[before];
     unlist(before);
     front.set_size(front.size() + piece.size());
-    front.after = piece.after;
-    (front.after == kNone ? last_ : pieces_[front.after].before) = before;
+    unlink(at);
     pieces_.give(at);
     at = before;
   }
@@ -206,8 +211,6 @@ uint64_t Allocator::largest_free() {
   return largest;
 }
 
-bool Allocator::surely_full(uint64_t units) const { return !loose_ && class_from(class_of(units)) == kClasses; }
-
 // From the tree to the list of neighbours, with the gaps as free pieces.
 void Allocator::settle() {
   if (!loose_) return;
@@ -217,10 +220,7 @@ void Allocator::settle() {
   uint64_t end = 0;
   for (const uint32_t at : sorted) {
     if (pieces_[at].offset() > end) add_free(end, pieces_[at].offset() - end, last_);
-    pieces_[at].before = last_;
-    pieces_[at].after = kNone;
-    (last_ == kNone ? first_ : pieces_[last_].after) = at;
-    last_ = at;
+    link(at, last_);
     end = pieces_[at].end();
   }
   if (end < capacity_) add_free(end, capacity_ - end, last_);

@@ -25,7 +25,7 @@ class Allocator {
   Allocator(const Allocator &) = delete;
   Allocator &operator=(const Allocator &) = delete;
 
-  // What there is to give, at first as much as there can be. False: extents lie beyond, and nothing has changed.
+  // What there is to give, at first nothing. False: extents lie beyond, and nothing has changed.
   bool set_capacity(uint64_t units);
 
   // A piece of so many units; kNone: there is none. Whose it is comes with set_slot().
@@ -52,8 +52,6 @@ class Allocator {
   size_t free_pieces() { return settle(), pieces_.count() - extents_; }
   // Of the largest free piece. Where a class has thousands of pieces, of the largest among some.
   uint64_t largest_free();
-  // No piece as large as this is free, judged by the classes alone.
-  bool surely_full(uint64_t units) const;
   size_t bytes() const { return pieces_.bytes(); }
 
   // Calls `look(piece, slot)` for each extent by rising offset, until it returns false.
@@ -62,14 +60,6 @@ class Allocator {
     settle();
     for (uint32_t at = first_; at != kNone; at = pieces_[at].after) {
       if (pieces_[at].state == PieceState::kUsed && !look(at, pieces_[at].slot)) return;
-    }
-  }
-  // Calls `look(offset, units, state)` for each piece. For tests.
-  template <class Look>
-  void every(Look look) {
-    settle();
-    for (uint32_t at = first_; at != kNone; at = pieces_[at].after) {
-      look(pieces_[at].offset(), pieces_[at].size(), pieces_[at].state);
     }
   }
   // What is wrong with it, or "". For tests.
@@ -86,7 +76,10 @@ class Allocator {
   void unlist(uint32_t piece);
   void settle();
   void loosen();
-  uint32_t add_free(uint64_t offset, uint64_t units, uint32_t before);
+  uint32_t make(uint64_t offset, uint64_t units, PieceState state);
+  void add_free(uint64_t offset, uint64_t units, uint32_t before);
+  void link(uint32_t piece, uint32_t before);
+  void unlink(uint32_t piece);
 
   Arena<Piece> pieces_;
   ExtentTree tree_;

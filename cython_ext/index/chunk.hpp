@@ -36,6 +36,14 @@ struct Shard {
 };
 static_assert(sizeof(Shard) == 32);
 
+// To at least `value`; several may do it at the same time.
+template <class Atomic>
+void raise(Atomic &most, int64_t value) {
+  int64_t seen = most.load(std::memory_order_relaxed);
+  while (seen < value && !most.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
+  }
+}
+
 enum class ChunkState : uint8_t { kLive, kRemoved };  // removed: gone for every call, its slot waits for `reclaim`
 
 struct alignas(64) Chunk {
@@ -46,9 +54,8 @@ struct alignas(64) Chunk {
   uint32_t pins;
   uint32_t birth;  // tells a chunk from an earlier one in the same slot
   ChunkState state;
-  bool durable : 1;  // there may be a record of it
-  bool listed : 1;   // the policy knows it
-  uint16_t writes;   // shards that are written
+  bool listed;      // the policy knows it, and there may be a record of it
+  uint16_t writes;  // shards that are written
   uint32_t policy_a;
 
   union {
@@ -62,6 +69,7 @@ struct alignas(64) Chunk {
 
   Shard &shard(uint32_t i) { return shards == 1 ? one : many[i]; }
   const Shard &shard(uint32_t i) const { return shards == 1 ? one : many[i]; }
+  uint64_t name(uint64_t seed) const { return key_hash(hash, name_space, seed); }
   bool complete() const { return state == ChunkState::kLive && committed == shards; }
   bool is(const uint8_t *other, uint32_t other_space) const {
     return name_space == other_space && std::memcmp(hash, other, kHashBytes) == 0;
@@ -70,9 +78,7 @@ struct alignas(64) Chunk {
   int64_t leased() { return std::atomic_ref(leased_until).load(std::memory_order_relaxed); }
   void lease(int64_t until) {
     std::atomic_ref held(leased_until);
-    int64_t seen = held.load(std::memory_order_relaxed);
-    while (seen < until && !held.compare_exchange_weak(seen, until, std::memory_order_relaxed)) {
-    }
+    raise(held, until);
   }
 };
 static_assert(sizeof(Chunk) == 128);

@@ -3,12 +3,12 @@
 
 namespace moonpool::index {
 
-bool Family::join(uint32_t slot, uint32_t parent, uint32_t *steps) {
-  if (slot == parent) return false;
+void Family::join(uint32_t slot, uint32_t parent, uint32_t *steps) {
+  if (slot == parent) return;
   // Without children it is nobody's ancestor.
   if (chunks_[slot].child != kNone) {
     for (uint32_t above = chunks_[parent].parent; above != kNone; above = chunks_[above].parent) {
-      if (above == slot || *steps == 0) return false;
+      if (above == slot || *steps == 0) return;
       --*steps;
     }
   }
@@ -19,7 +19,6 @@ bool Family::join(uint32_t slot, uint32_t parent, uint32_t *steps) {
   chunk.older = its.child;
   if (its.child != kNone) chunks_[its.child].younger = slot;
   its.child = slot;
-  return true;
 }
 
 void Family::unlink(uint32_t slot) {

@@ -11,8 +11,8 @@ class Family {
  public:
   explicit Family(Chunks &chunks) : chunks_(chunks) {}
 
-  // `slot` has no parent yet. False: it would be its own ancestor, or finding out takes more than `*steps`.
-  bool join(uint32_t slot, uint32_t parent, uint32_t *steps);
+  // `slot` has no parent yet. It stays so when it would be its own ancestor, or finding out takes more than `*steps`.
+  void join(uint32_t slot, uint32_t parent, uint32_t *steps);
   // It leaves its parent; its children have none.
   void leave(uint32_t slot);
 

@@ -33,8 +33,7 @@ std::unique_ptr<ChunkIndex> ChunkIndex::make(std::string_view policy, uint32_t c
 }
 
 ChunkIndex::ChunkIndex(std::string_view policy, uint32_t chunks_max, uint64_t epoch, uint64_t seed)
-    : policy_name_(policy),
-      chunks_max_(chunks_max),
+    : chunks_max_(chunks_max),
       table_seed_(secret()),
       epoch_(epoch),
       policy_(Policy::make(policy, chunks_, seed)),
@@ -61,10 +60,10 @@ ChunkIndex::Exclusive ChunkIndex::exclusive() {
 }
 
 // By a reader that still holds its lock, so that the slots are what they were. A chain is touched from its end.
-void ChunkIndex::touch(const std::vector<uint32_t> &slots, bool *crowded) {
+bool ChunkIndex::touch(const std::vector<uint32_t> &slots) {
   const std::lock_guard touching(touched_lock_);
   touched_.insert(touched_.end(), slots.rbegin(), slots.rend());
-  *crowded = touched_.size() > kTouchedMax;
+  return touched_.size() > kTouchedMax;
 }
 
 uint32_t ChunkIndex::find(const uint8_t *hash, uint32_t name_space) const {
@@ -141,11 +140,10 @@ void ChunkIndex::leave_family(uint32_t slot) {
 // As many as fit into what can be written, at the size that they have by now.
 void ChunkIndex::tell_capacity() {
   uint64_t capacity = 0, used = 0;
-  for (uint32_t at = 0; at < segments_.end(); ++at) {
-    if (!segments_.used(at) || !segments_[at].writable) continue;
-    capacity += segments_[at].space.capacity();
-    used += segments_[at].space.used();
-  }
+  segments_.each_writable([&](const Segment &segment, uint32_t) {
+    capacity += segment.space.capacity();
+    used += segment.space.used();
+  });
   if (used == 0) return;
   const double each = static_cast<double>(used) / static_cast<double>(std::max<size_t>(1, table_.count()));
   const double chunks = static_cast<double>(capacity) / each;
@@ -165,20 +163,20 @@ void ChunkIndex::detach(uint32_t slot, bool evicted) {
     --listed_;
   }
   leave_family(slot);
-  table_.erase(hash_of(chunk.hash, chunk.name_space), slot);
+  table_.erase(chunk.name(table_seed_), slot);
   chunk.state = ChunkState::kRemoved;
 }
 
 void ChunkIndex::forget(uint32_t slot) {
   Chunk &chunk = chunks_[slot];
   leave_family(slot);
-  table_.erase(hash_of(chunk.hash, chunk.name_space), slot);
+  table_.erase(chunk.name(table_seed_), slot);
   chunks_.give(slot);
 }
 
 void ChunkIndex::forget_if_empty(uint32_t slot) {
   const Chunk &chunk = chunks_[slot];
-  if (chunk.state == ChunkState::kLive && chunk.committed == 0 && chunk.writes == 0 && !chunk.durable) forget(slot);
+  if (chunk.state == ChunkState::kLive && chunk.committed == 0 && chunk.writes == 0 && !chunk.listed) forget(slot);
 }
 
 }  // namespace moonpool::index

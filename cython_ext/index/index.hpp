@@ -4,10 +4,11 @@
 // sizes that _index.pyx has checked. Thread-safe: reads run at the same time, everything else alone. No call throws.
 #pragma once
 
-#include <array>
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -49,6 +50,9 @@ enum class ItemStatus : uint8_t {
   kInvalid,
   kInUse,
 };
+
+// What an extent takes, with its header.
+constexpr uint64_t units_of(uint64_t payload) { return (kHeaderBytes + payload + kUnit - 1) / kUnit; }
 
 // Of a call as a whole.
 enum class Outcome : uint8_t { kOk, kNoMemory, kUnknownSegment, kLostSegment, kTooSmall, kTooManySegments, kDamaged };
@@ -135,18 +139,20 @@ class ChunkIndex {
 
   // ---- state (index_state.cpp)
   Outcome stats(IndexStats *stats) noexcept;
-  const std::string &policy() const { return policy_name_; }
   // What contradicts itself in the index, or "". For tests: it looks at everything.
   Outcome check(std::string *wrong) noexcept;
 
  private:
   using Exclusive = std::unique_lock<RwLock>;
+  using Pairs = std::vector<std::pair<uint32_t, uint16_t>>;  // owner, place of the segment
 
   ChunkIndex(std::string_view policy, uint32_t chunks_max, uint64_t epoch, uint64_t seed);
 
   // The write lock; what readers have touched is in the policy then.
   Exclusive exclusive();
-  void touch(const std::vector<uint32_t> &slots, bool *crowded);
+  // Whether there are so many by now that somebody is to take the write lock.
+  bool touch(const std::vector<uint32_t> &slots);
+  void give_leases(const std::vector<uint32_t> &slots, int64_t now, int64_t lease);
 
   uint64_t hash_of(const uint8_t *hash, uint32_t name_space) const { return key_hash(hash, name_space, table_seed_); }
   uint32_t find(const uint8_t *hash, uint32_t name_space) const;
@@ -163,7 +169,7 @@ class ChunkIndex {
   uint64_t free_places(Shard &shard);
   // Gone for every call; its slot and extents wait for reclaim().
   void detach(uint32_t slot, bool evicted);
-  // It has never been durable: nothing waits.
+  // There has never been a record of it: nothing waits.
   void forget(uint32_t slot);
   void forget_if_empty(uint32_t slot);
   void list(uint32_t slot);
@@ -172,10 +178,11 @@ class ChunkIndex {
   bool may_go(uint32_t slot, int64_t now);
   uint64_t writable_bytes(const Chunk &chunk) const;
   uint32_t write_extents(const Shard &shard, uint8_t *out) const;
-  void unpin_all(const std::vector<Pinned> &pins, size_t *count);
+  // Returns how many of them there still were.
+  size_t unpin_all(const std::vector<Pinned> &pins);
 
   // ---- of writes
-  ItemStatus start_one(const StartCall &call, size_t i, uint32_t slot, Placement &placement, uint8_t *extents);
+  ItemStatus start_one(const StartCall &call, size_t i, uint32_t *slot, Placement &placement, uint8_t *extents);
   uint32_t parent_of(const StartCall &call, size_t i) const;
   Shard *written_by(uint32_t owner, uint32_t slot, uint32_t shard, uint64_t generation);
   ItemStatus commit_one(Shard &shard, uint8_t written);
@@ -184,8 +191,9 @@ class ChunkIndex {
   std::vector<uint32_t> oldest_commit(uint32_t slot, uint64_t *next);
   void end_write(uint32_t write);
   // Its extents are free, or wait for the fence of (owner, segment), which goes into `pairs`.
-  void give_up(uint32_t write, bool settled, std::vector<std::pair<uint32_t, uint16_t>> *pairs);
-  void append_pairs(std::vector<std::pair<uint32_t, uint16_t>> pairs, std::string *out) const;
+  void give_up(uint32_t write, bool settled, Pairs *pairs);
+  void append_pair(uint32_t owner, uint16_t segment, std::string *out) const;
+  void append_pairs(Pairs pairs, std::string *out) const;
 
   // ---- of a restart
   bool restore_one(uint32_t slot, const uint8_t *record, size_t size);
@@ -195,7 +203,6 @@ class ChunkIndex {
   std::string check_chunk(uint32_t slot) const;
   std::string check_sums();
 
-  const std::string policy_name_;
   const uint64_t chunks_max_, table_seed_;
   const uint64_t epoch_;
 
@@ -248,10 +255,12 @@ inline void append_u32(std::string *out, uint32_t value) {
   out->append(reinterpret_cast<const char *>(&value), sizeof value);
 }
 
-inline void append_key(std::string *out, const Chunk &chunk) {
-  append_u32(out, chunk.name_space);
-  out->append(reinterpret_cast<const char *>(chunk.hash), kHashBytes);
+inline void append_key(std::string *out, uint32_t name_space, const uint8_t *hash) {
+  append_u32(out, name_space);
+  out->append(reinterpret_cast<const char *>(hash), kHashBytes);
 }
+
+inline void append_key(std::string *out, const Chunk &chunk) { append_key(out, chunk.name_space, chunk.hash); }
 
 inline void write_extent(uint8_t *at, uint64_t generation, uint64_t offset, uint64_t length, uint32_t segment) {
   const uint32_t zero = 0;

@@ -43,7 +43,7 @@ ItemStatus ChunkIndex::commit_one(Shard &shard, uint8_t written) {
   }
   if (!any) return ItemStatus::kInvalid;
   if (count == 0) {
-    std::vector<std::pair<uint32_t, uint16_t>> pairs;
+    Pairs pairs;
     give_up(write, false, &pairs);
     return ItemStatus::kNotOwner;
   }
@@ -130,7 +130,6 @@ Outcome ChunkIndex::publish(const uint8_t *slots, size_t count, std::string *key
         end_write(write);
         ++chunk.committed;
       }
-      chunk.durable = true;
       list(slot);
       if (visible(chunk)) append_key(keys, chunk);
     }
@@ -141,7 +140,7 @@ Outcome ChunkIndex::publish(const uint8_t *slots, size_t count, std::string *key
 Outcome ChunkIndex::revoke(const uint8_t *slots, size_t count) noexcept {
   return guarded([&] {
     const Exclusive held = exclusive();
-    std::vector<std::pair<uint32_t, uint16_t>> pairs;
+    Pairs pairs;
     for (size_t i = 0; i < count; ++i) {
       const uint32_t slot = load_u32(slots + i * 4);
       uint64_t next = 0;

@@ -9,7 +9,6 @@ namespace moonpool::index {
 
 namespace {
 
-constexpr uint8_t kNoHash[kHashBytes] = {};
 // For finding out that nobody becomes its own ancestor, in one call.
 constexpr uint32_t kStepsMax = 1u << 16;
 
@@ -25,7 +24,7 @@ uint32_t ChunkIndex::parent_of(const StartCall &call, size_t i) const {
   } else {
     return kNone;
   }
-  return std::memcmp(hash, kNoHash, kHashBytes) == 0 ? kNone : find(hash, call.hashes.name_space);
+  return is_no_hash(hash) ? kNone : find(hash, call.hashes.name_space);
 }
 
 Outcome ChunkIndex::start(const StartCall &call, uint8_t *statuses, uint8_t *extents) noexcept {
@@ -39,10 +38,9 @@ Outcome ChunkIndex::start(const StartCall &call, uint8_t *statuses, uint8_t *ext
     find_each(call.hashes, [&](size_t i, uint32_t slot) {
       // It may have come with this very call.
       if (slot == kNone) slot = find(call.hashes[i], call.hashes.name_space);
-      const ItemStatus status = start_one(call, i, slot, placement, extents + i * call.replicas * kExtentBytes);
+      const ItemStatus status = start_one(call, i, &slot, placement, extents + i * call.replicas * kExtentBytes);
       statuses[i] = static_cast<uint8_t>(status);
       if (status != ItemStatus::kOk && status != ItemStatus::kAlready) return true;
-      if (slot == kNone) slot = find(call.hashes[i], call.hashes.name_space);
       // As in locate(): a use that is counted already holds a lease, and the first shard stands for all.
       if (status == ItemStatus::kAlready && call.shard == 0 && chunks_[slot].leased() <= call.now) used.push_back(slot);
       if (chunks_[slot].parent != kNone) return true;
@@ -55,13 +53,14 @@ Outcome ChunkIndex::start(const StartCall &call, uint8_t *statuses, uint8_t *ext
   });
 }
 
-ItemStatus ChunkIndex::start_one(const StartCall &call, size_t i, uint32_t slot, Placement &placement,
+// `slot`: kNone when there is no such chunk yet; when this makes it, it is there afterwards.
+ItemStatus ChunkIndex::start_one(const StartCall &call, size_t i, uint32_t *slot, Placement &placement,
                                  uint8_t *extents) {
   const uint64_t length = load_u64(call.lengths + (call.one_length ? 0 : i * 8));
   if (length == 0 || call.shard >= call.shards) return ItemStatus::kInvalid;
   if (length > kUnitsMax * kUnit - kHeaderBytes) return ItemStatus::kTooLarge;
-  if (slot != kNone) {
-    Chunk &chunk = chunks_[slot];
+  if (*slot != kNone) {
+    Chunk &chunk = chunks_[*slot];
     if (chunk.shards != call.shards) return chunk.committed > 0 ? ItemStatus::kConflict : ItemStatus::kWriting;
     Shard &shard = chunk.shard(call.shard);
     if (shard.state == ShardState::kWriting) return ItemStatus::kWriting;
@@ -77,7 +76,7 @@ ItemStatus ChunkIndex::start_one(const StartCall &call, size_t i, uint32_t slot,
   }
   Place places[kReplicasMax] = {};
   uint32_t count = 0;
-  switch (placement.place((kHeaderBytes + length + kUnit - 1) / kUnit, places, &count)) {
+  switch (placement.place(units_of(length), places, &count)) {
     case Placement::Result::kNoSpace:
       return ItemStatus::kNoSpace;
     case Placement::Result::kTooLarge:
@@ -85,21 +84,21 @@ ItemStatus ChunkIndex::start_one(const StartCall &call, size_t i, uint32_t slot,
     case Placement::Result::kPlaced:
       break;
   }
-  if (slot == kNone) {
-    slot = chunks_.add(call.hashes[i], call.hashes.name_space, call.shards);
-    table_.insert(hash_of(call.hashes[i], call.hashes.name_space), slot);
+  if (*slot == kNone) {
+    *slot = chunks_.add(call.hashes[i], call.hashes.name_space, call.shards);
+    table_.insert(hash_of(call.hashes[i], call.hashes.name_space), *slot);
   }
-  Chunk &chunk = chunks_[slot];
+  Chunk &chunk = chunks_[*slot];
   Shard &shard = chunk.shard(call.shard);
   shard.generation = epoch_ << 40 | ++generations_;
   shard.length = length;
   shard.state = ShardState::kWriting;
-  shard.write = writes_.add(call.owner, slot, call.shard, call.deadline);
+  shard.write = writes_.add(call.owner, *slot, call.shard, call.deadline);
   chunks_.set_places(shard, places, count);
   ++chunk.writes;
   for (uint32_t r = 0; r < count; ++r) {
     Segment &segment = segments_[places[r].segment];
-    segment.space.set_slot(places[r].piece, slot);
+    segment.space.set_slot(places[r].piece, *slot);
     write_extent(extents + r * kExtentBytes, shard.generation, segment.space.offset(places[r].piece) * kUnit, length,
                  segment.number);
   }
@@ -122,7 +121,7 @@ void ChunkIndex::end_write(uint32_t write) {
   writes_.remove(write);
 }
 
-void ChunkIndex::give_up(uint32_t write, bool settled, std::vector<std::pair<uint32_t, uint16_t>> *pairs) {
+void ChunkIndex::give_up(uint32_t write, bool settled, Pairs *pairs) {
   const uint32_t slot = writes_[write].slot, owner = writes_[write].owner;
   Shard &shard = chunks_[slot].shard(writes_[write].shard);
   drop_lost_places(shard);
@@ -146,7 +145,7 @@ Outcome ChunkIndex::abort(uint32_t owner, Hashes hashes, const uint8_t *generati
                           uint8_t *statuses) noexcept {
   return guarded([&] {
     const Exclusive held = exclusive();
-    std::vector<std::pair<uint32_t, uint16_t>> pairs;
+    Pairs pairs;
     for (size_t i = 0; i < hashes.count; ++i) {
       const uint64_t generation = load_u64(generations + i * 8);
       const Shard *found = written_by(owner, find(hashes[i], hashes.name_space), shard, generation);
@@ -168,7 +167,7 @@ Outcome ChunkIndex::abort(uint32_t owner, Hashes hashes, const uint8_t *generati
 Outcome ChunkIndex::expire(int64_t now, std::string *pairs) noexcept {
   return guarded([&] {
     const Exclusive held = exclusive();
-    std::vector<std::pair<uint32_t, uint16_t>> given_up;
+    Pairs given_up;
     for (uint32_t write = writes_.expired(now); write != kNone; write = writes_.expired(now)) {
       give_up(write, false, &given_up);
     }
@@ -180,9 +179,8 @@ Outcome ChunkIndex::expire(int64_t now, std::string *pairs) noexcept {
 Outcome ChunkIndex::drop_owner(uint32_t owner, std::string *pairs) noexcept {
   return guarded([&] {
     const Exclusive held = exclusive();
-    size_t unpinned = 0;
-    unpin_all(pins_.take_owner(owner), &unpinned);
-    std::vector<std::pair<uint32_t, uint16_t>> given_up;
+    unpin_all(pins_.take_owner(owner));
+    Pairs given_up;
     for (uint32_t write = writes_.of_owner(owner); write != kNone; write = writes_.of_owner(owner)) {
       give_up(write, false, &given_up);
     }
@@ -191,22 +189,21 @@ Outcome ChunkIndex::drop_owner(uint32_t owner, std::string *pairs) noexcept {
   });
 }
 
-void ChunkIndex::append_pairs(std::vector<std::pair<uint32_t, uint16_t>> pairs, std::string *out) const {
+void ChunkIndex::append_pair(uint32_t owner, uint16_t segment, std::string *out) const {
+  append_u32(out, owner);
+  append_u32(out, segments_[segment].number);
+}
+
+void ChunkIndex::append_pairs(Pairs pairs, std::string *out) const {
   std::sort(pairs.begin(), pairs.end());
   pairs.erase(std::unique(pairs.begin(), pairs.end()), pairs.end());
-  for (const auto &[owner, segment] : pairs) {
-    append_u32(out, owner);
-    append_u32(out, segments_[segment].number);
-  }
+  for (const auto &[owner, segment] : pairs) append_pair(owner, segment, out);
 }
 
 Outcome ChunkIndex::to_fence(std::string *pairs) noexcept {
   return guarded([&] {
     const Exclusive held = exclusive();
-    condemned_.each_pair([&](uint32_t owner, uint16_t segment) {
-      append_u32(pairs, owner);
-      append_u32(pairs, segments_[segment].number);
-    });
+    condemned_.each_pair([&](uint32_t owner, uint16_t segment) { append_pair(owner, segment, pairs); });
     return Outcome::kOk;
   });
 }

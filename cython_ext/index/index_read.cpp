@@ -15,12 +15,6 @@ using Shared = std::shared_lock<RwLock>;
 // A batch of more does not keep everybody else out meanwhile.
 constexpr size_t kAtOnce = 4096;
 
-void raise(std::atomic<int64_t> &most, int64_t value) {
-  int64_t seen = most.load(std::memory_order_relaxed);
-  while (seen < value && !most.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
-  }
-}
-
 }  // namespace
 
 Outcome ChunkIndex::exists(Hashes hashes, uint8_t *statuses) noexcept {
@@ -48,16 +42,25 @@ Outcome ChunkIndex::match_prefix(Hashes hashes, int64_t now, int64_t lease, size
         slots.push_back(slot);
         return true;
       });
-      touch(slots, &crowded);
-      if (lease > 0 && !slots.empty()) raise(leased_until_, now + lease);
-      for (const uint32_t slot : slots) {
-        if (lease > 0) chunks_[slot].lease(now + lease);
-      }
+      crowded = touch(slots);
+      give_leases(slots, now, lease);
     }
     *matched = slots.size();
     if (crowded) exclusive();
     return Outcome::kOk;
   });
+}
+
+// To those of `slots` that are not kNone.
+void ChunkIndex::give_leases(const std::vector<uint32_t> &slots, int64_t now, int64_t lease) {
+  if (lease <= 0) return;
+  bool any = false;
+  for (const uint32_t slot : slots) {
+    if (slot == kNone) continue;
+    chunks_[slot].lease(now + lease);
+    any = true;
+  }
+  if (any) raise(leased_until_, now + lease);
 }
 
 Outcome ChunkIndex::locate(Hashes hashes, uint32_t shard, int64_t now, int64_t lease, uint8_t *statuses,
@@ -95,12 +98,8 @@ Outcome ChunkIndex::locate(Hashes hashes, uint32_t shard, int64_t now, int64_t l
         for (uint32_t r = written; r < *replicas; ++r) write_no_extent(out + r * kExtentBytes);
         out += *replicas * kExtentBytes;
       }
-      touch(touched, &crowded);
-      for (const uint32_t slot : found) {
-        if (lease <= 0 || slot == kNone) continue;
-        chunks_[slot].lease(now + lease);
-        raise(leased_until_, now + lease);
-      }
+      crowded = touch(touched);
+      give_leases(found, now, lease);
     }
     if (crowded) exclusive();
     return Outcome::kOk;
@@ -141,22 +140,23 @@ Outcome ChunkIndex::pin(uint32_t owner, uint64_t pin, Hashes hashes, uint8_t *st
   });
 }
 
-void ChunkIndex::unpin_all(const std::vector<Pinned> &pins, size_t *count) {
+size_t ChunkIndex::unpin_all(const std::vector<Pinned> &pins) {
+  size_t count = 0;
   for (const Pinned pinned : pins) {
     if (!chunks_.arena().used(pinned.slot)) continue;
     Chunk &chunk = chunks_[pinned.slot];
     // Another birth: it was lost, and the slot has another chunk.
     if (chunk.birth != pinned.birth || chunk.state != ChunkState::kLive) continue;
     --chunk.pins;
-    ++*count;
+    ++count;
   }
+  return count;
 }
 
 Outcome ChunkIndex::unpin(uint32_t owner, uint64_t pin, size_t *count) noexcept {
   return guarded([&] {
     const Exclusive held = exclusive();
-    *count = 0;
-    unpin_all(pins_.take(owner, pin), count);
+    *count = unpin_all(pins_.take(owner, pin));
     return Outcome::kOk;
   });
 }

@@ -46,7 +46,7 @@ Outcome ChunkIndex::remove_prefix(uint32_t name_space, const uint8_t *hash, std:
       const Chunk &chunk = chunks_[slot];
       if (chunk.pins != 0) {
         ++*pinned;
-      } else if (chunk.durable && chunk.writes == 0) {
+      } else if (chunk.listed && chunk.writes == 0) {
         // What is still written stays: its record may be on its way.
         detach(slot, false);
         append_u32(slots, slot);
@@ -106,14 +106,11 @@ Outcome ChunkIndex::reclaim(const uint8_t *slots, size_t count, int64_t now, uin
       const int64_t until = chunk.leased();
       for (uint32_t s = 0; s < chunk.shards; ++s) {
         Shard &shard = chunk.shard(s);
-        for (uint32_t r = 0; until > now && r < shard.replicas; ++r) {
-          condemned_.until_read(until, chunks_.place(shard, r));
-        }
-        if (until > now) {
-          chunks_.set_places(shard, nullptr, 0);
-        } else {
+        if (until <= now) {
           *bytes += free_places(shard);
+          continue;
         }
+        for (uint32_t r = 0; r < shard.replicas; ++r) condemned_.until_read(until, chunks_.place(shard, r));
       }
       chunks_.give(slot);
     }

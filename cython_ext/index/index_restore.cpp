@@ -5,10 +5,10 @@ namespace moonpool::index {
 
 namespace {
 
-std::string family_key(uint32_t name_space, const uint8_t *hash) {
+std::string packed_key(uint32_t name_space, const uint8_t *hash) {
   std::string key;
-  append_u32(&key, name_space);
-  return key.append(reinterpret_cast<const char *>(hash), kHashBytes);
+  append_key(&key, name_space, hash);
+  return key;
 }
 
 // Whether there are so many records, and nothing else.
@@ -21,11 +21,6 @@ bool framed(const uint8_t *records, size_t bytes, size_t count) {
     bytes -= 4 + size;
   }
   return bytes == 0;
-}
-
-bool is_zero(const uint8_t *hash) {
-  constexpr uint8_t kZeros[kHashBytes] = {};
-  return std::memcmp(hash, kZeros, kHashBytes) == 0;
 }
 
 }  // namespace
@@ -55,8 +50,7 @@ void ChunkIndex::refuse(uint32_t slot) {
   if (chunks_.arena().used(slot)) return;
   refused_slots_.push_back(slot);
   if (slot >= chunks_max_) return;
-  constexpr uint8_t kNobody[kHashBytes] = {};
-  chunks_[chunks_.add(kNobody, 0, 1, slot)].state = ChunkState::kRemoved;
+  chunks_[chunks_.add(kNoHash, 0, 1, slot)].state = ChunkState::kRemoved;
 }
 
 bool ChunkIndex::restore_one(uint32_t slot, const uint8_t *bytes, size_t size) {
@@ -73,18 +67,17 @@ bool ChunkIndex::restore_one(uint32_t slot, const uint8_t *bytes, size_t size) {
   }
   table_.insert(hash_of(record.hash, record.name_space), slot);
   chunk.committed = static_cast<uint16_t>(record.present.size());
-  chunk.durable = true;
   uint32_t steps = UINT16_MAX;
-  if (!is_zero(record.parent)) {
+  if (!is_no_hash(record.parent)) {
     const uint32_t parent = find(record.parent, record.name_space);
     if (parent != kNone) {
       family_.join(slot, parent, &steps);
     } else {
-      orphans_.emplace(family_key(record.name_space, record.parent), slot);
+      orphans_.emplace(packed_key(record.name_space, record.parent), slot);
     }
   }
   list(slot);
-  const auto [first, last] = orphans_.equal_range(family_key(record.name_space, record.hash));
+  const auto [first, last] = orphans_.equal_range(packed_key(record.name_space, record.hash));
   for (auto at = first; at != last; ++at) {
     // It may be gone again, or another chunk.
     if (chunks_.arena().used(at->second) && chunks_[at->second].state == ChunkState::kLive &&
@@ -107,9 +100,7 @@ bool ChunkIndex::restore_shard(const RecordShard &from, Chunk &chunk, uint32_t s
     const uint32_t at = segments_.find_or_make(extent.segment);
     good = at != kNone && !segments_[at].dropped;
     if (!good) break;
-    Allocator &space = segments_[at].space;
-    if (!segments_[at].added && space.capacity() == 0) space.set_capacity(kUnitsMax);
-    const uint32_t piece = space.take_at(extent.offset / kUnit, (kHeaderBytes + from.length + kUnit - 1) / kUnit, slot);
+    const uint32_t piece = segments_[at].space.take_at(extent.offset / kUnit, units_of(from.length), slot);
     good = piece != kNone;
     if (!good) break;
     places[count++] = {piece, static_cast<uint16_t>(at)};

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
 #include <unordered_set>
 
 #include "index.hpp"
@@ -30,7 +29,7 @@ Outcome ChunkIndex::set_segment(uint32_t number, bool writable, bool readable) n
   return guarded([&] {
     const Exclusive held = exclusive();
     Segment *segment = segments_.find(number);
-    if (segment == nullptr || segment->dropped || !segment->added) return Outcome::kUnknownSegment;
+    if (segment == nullptr || !segment->added) return Outcome::kUnknownSegment;
     segments_.set(*segment, writable, readable);
     return Outcome::kOk;
   });
@@ -80,7 +79,7 @@ Outcome ChunkIndex::chunks_in(uint32_t number, uint32_t count_max, std::string *
   return guarded([&] {
     const Exclusive held = exclusive();
     Segment *segment = segments_.find(number);
-    if (segment == nullptr || segment->dropped) return Outcome::kUnknownSegment;
+    if (segment == nullptr) return Outcome::kUnknownSegment;
     std::unordered_set<uint32_t> seen;
     segment->space.each([&](uint32_t, uint32_t slot) {
       if (seen.size() >= count_max) return false;
@@ -95,7 +94,7 @@ Outcome ChunkIndex::segment_stats(uint32_t number, SegmentStats *stats) noexcept
   return guarded([&] {
     const Exclusive held = exclusive();
     Segment *segment = segments_.find(number);
-    if (segment == nullptr || segment->dropped) return Outcome::kUnknownSegment;
+    if (segment == nullptr) return Outcome::kUnknownSegment;
     Allocator &space = segment->space;
     const bool known = segment->added;
     *stats = {known ? space.capacity() * kUnit : 0,     space.used() * kUnit, space.waiting() * kUnit,

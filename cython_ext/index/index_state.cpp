@@ -14,14 +14,13 @@ Outcome ChunkIndex::stats(IndexStats *stats) noexcept {
     stats->leased_until_ms = leased_until_.load();
     stats->evicted = evicted_;
     stats->refused_records = refused_;
-    for (uint32_t at = 0; at < segments_.end(); ++at) {
-      if (!segments_.used(at) || segments_[at].dropped || !segments_[at].writable) continue;
-      const Allocator &space = segments_[at].space;
+    segments_.each_writable([&](const Segment &segment, uint32_t) {
+      const Allocator &space = segment.space;
       stats->capacity_bytes += space.capacity() * kUnit;
       stats->used_bytes += space.used() * kUnit;
       stats->condemned_bytes += space.waiting() * kUnit;
       stats->free_bytes += space.free() * kUnit;
-    }
+    });
     stats->memory_bytes = sizeof *this + chunks_.bytes() + table_.bytes() + segments_.bytes() + writes_.bytes() +
                           pins_.bytes() + condemned_.bytes() + policy_->bytes() + touched_.capacity() * 4 +
                           orphans_.size() * 128;
@@ -56,7 +55,7 @@ std::string ChunkIndex::check_chunk(uint32_t slot) const {
   if (writes != chunk.writes) return "the count of writes is wrong";
   if (chunk.state != ChunkState::kLive) return chunk.listed || chunk.child != kNone ? "a removed chunk is listed" : "";
   if (find(chunk.hash, chunk.name_space) != slot) return "a chunk is not in the table";
-  if (!chunk.durable && committed == 0 && writes == 0) return "an empty chunk is kept";
+  if (!chunk.listed && committed == 0 && writes == 0) return "an empty chunk is kept";
   for (uint32_t child = chunk.child; child != kNone; child = chunks_[child].older) {
     if (chunks_[child].parent != slot) return "a child has another parent";
   }

@@ -10,6 +10,9 @@
 namespace moonpool::index {
 
 constexpr size_t kHashBytes = 32;
+constexpr uint8_t kNoHash[kHashBytes] = {};
+
+inline bool is_no_hash(const uint8_t *hash) { return std::memcmp(hash, kNoHash, kHashBytes) == 0; }
 
 inline uint64_t mixed(uint64_t a, uint64_t b) {
   __extension__ using Wide = unsigned __int128;

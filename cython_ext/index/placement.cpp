@@ -26,13 +26,11 @@ Placement::Placement(Segments &segments, const std::vector<uint32_t> &avoid, uin
                      int64_t now, Random &random)
     : segments_(segments), random_(random), host_(host), units_max_(segments.capacity_max()) {
   std::unordered_set<uint32_t> hosts;
-  for (uint32_t at = 0; at < segments.end(); ++at) {
-    if (!segments.used(at) || !segments[at].writable) continue;
-    Segment &segment = segments[at];
-    if (std::find(avoid.begin(), avoid.end(), segment.number) != avoid.end()) continue;
+  segments.each_writable([&](Segment &segment, uint32_t at) {
+    if (std::find(avoid.begin(), avoid.end(), segment.number) != avoid.end()) return;
     hosts.insert(segment.host);
     candidates_.push_back({&segment, weight_of(segment, now), static_cast<uint16_t>(at), 0});
-  }
+  });
   replicas_ = static_cast<uint32_t>(std::min<size_t>(replicas, hosts.size()));
 }
 

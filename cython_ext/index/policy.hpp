@@ -35,6 +35,10 @@ class Policy {
   // lowered by one for each chunk that was looked at.
   virtual uint32_t victim(const MayGo &may_go, uint32_t *looks) = 0;
   virtual size_t bytes() const { return 0; }
+
+ protected:
+  // Whether a capacity is so little more or less that what was learnt under the other one holds.
+  static bool alike(uint64_t old, uint64_t chunks) { return chunks > old - old / 4 && chunks < old + old / 3 + 1; }
 };
 
 }  // namespace moonpool::index

@@ -34,7 +34,7 @@ void PrefixPolicy::set_state(uint32_t slot, State state) {
 void PrefixPolicy::set_capacity(size_t chunks) {
   // A new capacity makes the shadows start again, so small changes are none.
   chunks = std::max<size_t>(chunks, 1);
-  if (capacity_ != 0 && chunks > capacity_ - capacity_ / 4 && chunks < capacity_ + capacity_ / 3 + 1) return;
+  if (capacity_ != 0 && alike(capacity_, chunks)) return;
   capacity_ = chunks;
   ghosts_.set_capacity(chunks);
   shadows_.set_capacity(chunks, clock_);

@@ -39,7 +39,7 @@ class PrefixPolicy final : public Policy {
   void set_state(uint32_t slot, State state);
   PolicyList &list_of(State state) { return lists_[Shadows::class_of(state.count)]; }
 
-  uint64_t name_of(uint32_t slot) const { return key_hash(chunks_[slot].hash, chunks_[slot].name_space, seed_); }
+  uint64_t name_of(uint32_t slot) const { return chunks_[slot].name(seed_); }
   void unlink(uint32_t slot, State state);
   void recount(uint32_t slot, uint64_t clock, uint32_t count);
 

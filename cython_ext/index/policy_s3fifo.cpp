@@ -7,7 +7,7 @@ namespace moonpool::index {
 
 void S3FifoPolicy::set_capacity(size_t chunks) {
   // What is remembered is forgotten, so small changes are none.
-  if (capacity_ != 0 && chunks > capacity_ - capacity_ / 4 && chunks < capacity_ + capacity_ / 3 + 1) return;
+  if (capacity_ != 0 && alike(capacity_, chunks)) return;
   capacity_ = chunks;
   ghosts_.set_capacity(chunks);
 }
@@ -15,7 +15,7 @@ void S3FifoPolicy::set_capacity(size_t chunks) {
 void S3FifoPolicy::on_insert(uint32_t slot, uint32_t) {
   Chunk &chunk = chunks_[slot];
   uses(chunk) = parked(chunk) = 0;
-  in_main(chunk) = ghosts_.take(hash_of(chunk), 0) ? 1 : 0;
+  in_main(chunk) = ghosts_.take(chunk.name(seed_), 0) ? 1 : 0;
   queue_of(chunk).add(slot);
 }
 
@@ -24,7 +24,7 @@ void S3FifoPolicy::on_touch(uint32_t slot) { uses(chunks_[slot]) = std::min(kUse
 void S3FifoPolicy::on_remove(uint32_t slot, bool evicted) {
   Chunk &chunk = chunks_[slot];
   if (parked(chunk) == 0) queue_of(chunk).remove(slot);
-  if (evicted && in_main(chunk) == 0) ghosts_.put(hash_of(chunk), {0, 0}, 0);
+  if (evicted && in_main(chunk) == 0) ghosts_.put(chunk.name(seed_), {0, 0}, 0);
 }
 
 void S3FifoPolicy::on_leaf(uint32_t slot, uint32_t) {

@@ -31,7 +31,6 @@ class S3FifoPolicy final : public Policy {
   static uint32_t &in_main(Chunk &chunk) { return chunk.policy_b; }
   static uint32_t &parked(Chunk &chunk) { return chunk.policy_c; }
   PolicyList &queue_of(Chunk &chunk) { return in_main(chunk) != 0 ? main_ : small_; }
-  uint64_t hash_of(const Chunk &chunk) const { return key_hash(chunk.hash, chunk.name_space, seed_); }
 
   Chunks &chunks_;
   const uint64_t seed_;

@@ -7,7 +7,7 @@ namespace moonpool::index {
 
 Segment *Segments::find(uint32_t number) const {
   const uint32_t at = place_of(number);
-  return at == kNone ? nullptr : all_[at].get();
+  return at == kNone || all_[at]->dropped ? nullptr : all_[at].get();
 }
 
 uint32_t Segments::place_of(uint32_t number) const {
@@ -22,6 +22,7 @@ uint32_t Segments::find_or_make(uint32_t number) {
   if (at >= kSegmentsMax) return kNone;
   auto made = std::make_unique<Segment>();
   made->number = number;
+  made->space.set_capacity(kUnitsMax);
   if (at == all_.size()) all_.emplace_back();
   places_.emplace(number, at);
   all_[at] = std::move(made);
@@ -42,8 +43,11 @@ void Segments::drop(uint32_t at) {
   segment.dropped = true;
   segment.left = segment.space.extents();
   segment.space.clear();
-  if (segment.left != 0) return;
-  places_.erase(segment.number);
+  if (segment.left == 0) forget(at);
+}
+
+void Segments::forget(uint32_t at) {
+  places_.erase(all_[at]->number);
   all_[at].reset();
   --unreadable_;
 }
@@ -65,11 +69,7 @@ uint64_t Segments::give(Place place) {
     segment.space.give(place.piece);
     return bytes;
   }
-  if (--segment.left == 0) {
-    places_.erase(segment.number);
-    all_[place.segment].reset();
-    --unreadable_;
-  }
+  if (--segment.left == 0) forget(place.segment);
   return 0;
 }
 

@@ -27,10 +27,12 @@ struct Segment {
 
 class Segments {
  public:
-  // The segment with this number, also one that is dropped; null: there is none.
+  // The segment with this number; null: there is none, or it is dropped.
   Segment *find(uint32_t number) const;
-  // Its place, made when there is none; kNone: there are too many. Throws std::bad_alloc.
+  // Its place, also of one that is dropped; made when there is none, and then takes any extent until its capacity is
+  // known. kNone: there are too many. Throws std::bad_alloc.
   uint32_t find_or_make(uint32_t number);
+  // Also of one that is dropped; kNone: there is none.
   uint32_t place_of(uint32_t number) const;
   void set(Segment &segment, bool writable, bool readable);
   // Its extents are gone; whoever names one still has to give() it.
@@ -44,6 +46,14 @@ class Segments {
   bool readable(Place place) const { return all_[place.segment]->readable; }
   bool all_readable() const { return unreadable_ == 0; }
 
+  // Calls `look(segment, place)` for each that can be written.
+  template <class Look>
+  void each_writable(Look look) const {
+    for (uint32_t at = 0; at < end(); ++at) {
+      if (used(at) && all_[at]->writable) look(*all_[at], at);
+    }
+  }
+
   // ---- places
   uint64_t bytes(Place place) const;  // 0 when lost
   void set_waiting(Place place);
@@ -54,6 +64,8 @@ class Segments {
   uint64_t capacity_max() const;  // units of the largest that was added
 
  private:
+  void forget(uint32_t at);
+
   std::vector<std::unique_ptr<Segment>> all_;
   std::unordered_map<uint32_t, uint32_t> places_;
   size_t unreadable_ = 0;

@@ -205,19 +205,16 @@ class IndexAgainstModel(RuleBasedStateMachine):
         del self.started[:]
         self.start(owner, 1, HASHES[:count], 64, 0, 1, replicas, True, NO_HASH, data, 100)
         while self.started:
-            owner, (space, name), shard, generation = self.started.pop()
-            self.commit_these([(owner, (space, name), shard, generation)], None)
+            self.commit_these([self.started.pop()], None)
         while self.commits:
             self.publish()
 
     @precondition(lambda self: self.started)
     @rule(data=st.data(), written=st.sampled_from([None, None, 0xFF, 0, 1, 2, 5]), other=st.booleans())
     def commit(self, data: st.DataObject, written: int | None, other: bool) -> None:
-        owner, (space, name), shard, generation = data.draw(st.sampled_from(self.started))
-        chosen = [w for w in self.started if (w[0], w[1][0], w[2]) == (owner, space, shard)]
-        if other:
-            chosen = [(owner, (space, name), shard, generation)]
-        self.commit_these(chosen, written)
+        one = data.draw(st.sampled_from(self.started))
+        together = [w for w in self.started if (w[0], w[1][0], w[2]) == (one[0], one[1][0], one[2])]
+        self.commit_these([one] if other else together, written)
 
     def commit_these(self, chosen: list[tuple[int, Key, int, int]], written: int | None) -> None:
         owner, (space, _), shard, _ = chosen[0]
