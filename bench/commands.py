@@ -37,7 +37,6 @@ from moonpool.bench.options import (
     plot_option,
 )
 from moonpool.bench.perform import perform
-from moonpool.bench.replay.command import replay
 from moonpool.bench.report import doctor_table
 from moonpool.bench.runner import Options
 from moonpool.bench.sweep import DEFAULT_MEMORY, Sweep, quick
@@ -47,9 +46,10 @@ from moonpool.transfer_engine import EngineSettings, probe
 
 __all__ = ["cli"]
 
-#: Command -> where it is.
-_OF_THE_POOL = {
+#: Commands that are imported when they are asked for, and where they are.
+_LATE = {
     "master": "moonpool.bench.pool.master_command",
+    "replay": "moonpool.bench.replay.command",
     "store": "moonpool.bench.pool.store_command",
 }
 _LANES_MAX = 64
@@ -97,15 +97,15 @@ def _transports() -> list[str]:
 
 
 class _Group(click.Group):
-    """Imports the benchmarks of the pool when they are asked for: gRPC takes longer to load than all of the others."""
+    """Imports what is about the pool when it is asked for: gRPC alone takes longer to load than everything else."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*super().list_commands(ctx), *_OF_THE_POOL])
+        return sorted([*super().list_commands(ctx), *_LATE])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _OF_THE_POOL:
+        if cmd_name not in _LATE:
             return super().get_command(ctx, cmd_name)
-        command: click.Command = getattr(importlib.import_module(_OF_THE_POOL[cmd_name]), cmd_name)
+        command: click.Command = getattr(importlib.import_module(_LATE[cmd_name]), cmd_name)
         return command
 
 
@@ -388,4 +388,3 @@ def doctor(ctx: click.Context, json_file: str | None) -> None:
 
 cli.add_command(compare)
 cli.add_command(hardware)
-cli.add_command(replay)

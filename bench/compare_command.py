@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import click
-from rich.console import Console
 
 from moonpool.bench import jsonform
 from moonpool.bench.backends import COMPARED
@@ -29,7 +27,7 @@ from moonpool.bench.options import (
     json_option,
     plot_option,
 )
-from moonpool.bench.perform import COLUMNS, Ending, StatusLine, fixed_parameters, say, write_json
+from moonpool.bench.perform import Ending, StatusLine, fixed_parameters, report_console, say, write_json
 from moonpool.bench.plot import plot_comparison
 from moonpool.bench.report import work_text
 from moonpool.bench.sweep import Sweep
@@ -205,7 +203,7 @@ def _perform(
     environment["versions"] = {name: version for name, version in comparison.versions.items() if version}
     rows = progress.rows
     if json_file != "-" and rows:
-        print_comparison(Console(width=None if sys.stdout.isatty() else COLUMNS), environment, rows, comparison.skipped)
+        print_comparison(report_console(), environment, rows, comparison.skipped)
     if json_file is not None:
         write_json(
             jsonform.comparison(environment, rows, comparison.skipped, interrupted=ending.interrupted), json_file

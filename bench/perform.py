@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +26,10 @@ from moonpool.units import format_bytes
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["COLUMNS", "StatusLine", "fixed_parameters", "perform", "say", "write_json"]
+__all__ = ["Ending", "StatusLine", "fixed", "fixed_parameters", "perform", "report_console", "say", "write_json"]
 
 #: Of a table, where standard output is no terminal.
-COLUMNS = 120
+_COLUMNS = 120
 
 
 class StatusLine:
@@ -100,7 +100,7 @@ def perform(
     results = progress.results
 
     if json_file != "-" and results:
-        print_report(Console(width=None if sys.stdout.isatty() else COLUMNS), environment, results)
+        print_report(report_console(), environment, results)
     if json_file is not None:
         write_json(jsonform.document(environment, results, interrupted=ending.interrupted), json_file)
     if plot_file is not None and results:
@@ -146,6 +146,11 @@ class Ending:
         return ExitStatus.OK if self._failure is None else ExitStatus.FAILED
 
 
+def report_console() -> Console:
+    """Return the console of a report, which is on standard output."""
+    return Console(width=None if sys.stdout.isatty() else _COLUMNS)
+
+
 def say(text: str, style: str = "bold red") -> None:
     """Say something on standard error."""
     # Not wrapped: where it is not read by a person, it is searched.
@@ -179,6 +184,11 @@ def fixed_parameters(works: Sequence[Work]) -> dict[str, Any]:
         "inline": [_bytes(work.tuning.inline_bytes) for work in works],
         "spin": [None if work.tuning.spin_us is None else f"{work.tuning.spin_us} µs" for work in works],
     }
+    return fixed(values)
+
+
+def fixed(values: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """Return what has one and the same value in all rows; `values` has one of each row. None is no value."""
     return {name: every[0] for name, every in values.items() if len(set(every)) == 1 and every[0] is not None}
 
 

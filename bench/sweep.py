@@ -12,7 +12,7 @@ from moonpool.bench.verify import WORD_BYTES
 from moonpool.bench.work import Tuning, Work
 from moonpool.units import format_bytes
 
-__all__ = ["DEFAULT_MEMORY", "FOOTPRINT_BYTES", "QUICK_FOOTPRINT_BYTES", "Sweep", "quick"]
+__all__ = ["DEFAULT_MEMORY", "FOOTPRINT_BYTES", "QUICK_FOOTPRINT_BYTES", "Sweep", "footprint_of", "quick"]
 
 #: Memory of each side unless told otherwise: several times a last-level cache.
 FOOTPRINT_BYTES = 256 << 20
@@ -89,22 +89,39 @@ class Sweep:
         self, transport: str, memory: str, op: str, tuning: Tuning, lanes: int | None, threads: int, order: str,
         block_bytes: int, batch: int, depth: int,
     ) -> Work:  # fmt: skip
-        _check_words(block_bytes)
-        needed = block_bytes * batch * threads * depth
-        footprint = self.footprint_bytes or max(FOOTPRINT_BYTES, needed)
-        if footprint < needed:
-            raise UsageError(
-                f"{threads * depth} x {batch} blocks of {format_bytes(block_bytes)} do not fit into a footprint of "
-                f"{format_bytes(footprint)}",
-                hint=f"--footprint {format_bytes(needed)}, or a smaller batch",
-            )
+        footprint = footprint_of(self.footprint_bytes, block_bytes, batch, threads * depth)
         return Work(transport, op, block_bytes, batch, order, threads, lanes, footprint, memory, tuning, depth)
 
 
-def _check_words(block_bytes: int) -> None:
+def footprint_of(wanted: int | None, block_bytes: int, batch: int, batches: int, what: str = "block") -> int:
+    """Return the memory that a row cycles through.
+
+    Args:
+        wanted: what was asked for; None: `FOOTPRINT_BYTES`, or more where it has to be.
+        block_bytes: of one block.
+        batch: blocks of a batch.
+        batches: how many of them are under way at a time.
+        what: a block is called.
+
+    Raises:
+        UsageError: it is too small, or blocks of this size cannot be verified.
+    """
+    _check_words(block_bytes, what)
+    needed = block_bytes * batch * batches
+    footprint = wanted or max(FOOTPRINT_BYTES, needed)
+    if footprint < needed:
+        raise UsageError(
+            f"{batches} x {batch} {what}s of {format_bytes(block_bytes)} do not fit into a footprint of "
+            f"{format_bytes(footprint)}",
+            hint=f"--footprint {format_bytes(needed)}, or a smaller batch",
+        )
+    return footprint
+
+
+def _check_words(block_bytes: int, what: str = "block") -> None:
     if block_bytes % WORD_BYTES:
         raise UsageError(
-            f"a block of {block_bytes} bytes cannot be verified: blocks are made of {WORD_BYTES}-byte words",
+            f"a {what} of {block_bytes} bytes cannot be verified: {what}s are made of {WORD_BYTES}-byte words",
             hint=f"--block-size {max(WORD_BYTES, block_bytes // WORD_BYTES * WORD_BYTES)}",
         )
 

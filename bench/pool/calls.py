@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 
-from moonpool.bench.pool.loading import CHUNK_BYTES, NAMESPACE, Loader
+from moonpool.bench.pool.loading import CHUNK_BYTES, NAMESPACE, Loader, batches_of
 from moonpool.proto import pool_pb2 as pb
 from moonpool.store_client.packing import EXTENT, ROOT
 
@@ -56,8 +56,7 @@ class Call(ABC):
         self._count = count
         self.real = True
         self._good = bytes([pb.OK]) * count
-        step = len(hashes) // GROUPS
-        self._chains = [hashes[begin : begin + 32 * count] for begin in range(0, len(hashes), step)]
+        self._chains = [chain[: 32 * count] for chain in batches_of(hashes, len(hashes) // 32 // GROUPS)]
         self.complaints: list[str] = []
 
     def prepare(self) -> None:  # noqa: B027 - most need nothing
@@ -197,10 +196,9 @@ class Remove(Call):
         self._stock = os.urandom(32 * self._count * calls)
         if self.real:
             self._loader.put(self._stock)
-        step = 32 * self._count
         self._requests = [
-            pb.RemoveRequest(namespace=NAMESPACE, hashes=self._stock[begin : begin + step]).SerializeToString()
-            for begin in range(0, len(self._stock), step)
+            pb.RemoveRequest(namespace=NAMESPACE, hashes=some).SerializeToString()
+            for some in batches_of(self._stock, self._count)
         ]
 
     async def once(self, rpc: Rpc, index: int) -> None:

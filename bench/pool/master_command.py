@@ -5,18 +5,16 @@ from __future__ import annotations
 
 import itertools
 import logging
-import sys
 from collections.abc import Sequence
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import click
-from rich.console import Console
 
 from moonpool.bench.environment import describe_run
 from moonpool.bench.errors import ExitStatus
 from moonpool.bench.options import DURATION, Choices, ListOf, count, json_option
-from moonpool.bench.perform import COLUMNS, Ending, StatusLine, say, write_json
+from moonpool.bench.perform import Ending, StatusLine, report_console, say, write_json
 from moonpool.bench.pool import master_report
 from moonpool.bench.pool.calls import CALL_NAMES
 from moonpool.bench.pool.master_report import MasterFindings
@@ -125,7 +123,7 @@ def _perform(works: Sequence[RpcWork], given: dict[str, Any]) -> ExitStatus:
     if json_file := given["json_file"]:
         write_json(master_report.document(environment, findings, interrupted=ending.interrupted), json_file)
     if json_file != "-" and findings:
-        master_report.print_report(Console(width=None if sys.stdout.isatty() else COLUMNS), environment, findings)
+        master_report.print_report(report_console(), environment, findings)
     ending.say()
     complaints = findings.complaints
     if json_file == "-":

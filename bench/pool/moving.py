@@ -15,7 +15,8 @@ import numpy as np
 from moonpool.bench.backends.base import InitiatorSide
 from moonpool.bench.backends.driving import run_threads
 from moonpool.bench.errors import BenchError, VerificationError
-from moonpool.bench.pool.place import AT_ONCE, PoolPlace
+from moonpool.bench.pool.loading import AT_ONCE, batches_of
+from moonpool.bench.pool.place import PoolPlace
 from moonpool.bench.verify import Pattern
 from moonpool.bench.work import Layout
 from moonpool.store_client import Outcome
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["GetRow", "PutRow", "Row", "row_of"]
 
-_OK: Final = 0
 #: The master takes room back after a while; what is done with it has to be over well before.
 _SAFETY: Final = 0.8
 _READ_SECONDS: Final = 60.0
@@ -55,7 +55,7 @@ class _Side(InitiatorSide):
         return run
 
     def run(self, seconds: float) -> Window:
-        """Run a window. Ctrl-C ends it between two calls."""
+        """Run a window. Ctrl-C ends it between two calls, for which it waits: room is given back afterwards."""
         self.stop[0] = 0
         with ThreadPoolExecutor(1) as executor:
             window = executor.submit(run_threads, self, self._calls, self._batch_bytes, seconds)
@@ -116,7 +116,7 @@ class Row(ABC):
 
     def _client_side(self, hashes: bytes, *, once: bool) -> _Side:
         work, client, namespace = self._work, self._place.client, self._place.namespace
-        good = bytes([_OK]) * work.batch
+        good = bytes([Outcome.OK]) * work.batch
         calls: list[Callable[[int], object]] = []
         for thread in range(work.threads):
             batches = [self._layout.batch(thread, index) for index in range(work.moved.batches)]
@@ -289,8 +289,8 @@ class GetRow(Row):
                 values = (self._region, offsets, np.full(len(offsets), length, dtype=np.int64))
                 names = self._hashes[32 * begin : 32 * (begin + step)]
                 client.put(place.namespace, names, values, replicas=work.replicas).require()
-            for begin in range(0, len(self._hashes), 32 * _PINNED_AT_ONCE):
-                self._pins.append(client.pin(place.namespace, self._hashes[begin : begin + 32 * _PINNED_AT_ONCE]))
+            for some in batches_of(self._hashes, _PINNED_AT_ONCE):
+                self._pins.append(client.pin(place.namespace, some))
             self._sides = (
                 self._client_side(self._hashes, once=False),
                 self._limit_side(place.locate(self._hashes), once=False),

@@ -12,6 +12,7 @@ import numpy as np
 
 from moonpool.bench.errors import BenchError
 from moonpool.bench.memory import allocate
+from moonpool.bench.pool.loading import AT_ONCE, batches_of
 from moonpool.cluster import local_cluster
 from moonpool.proto import pool_pb2 as pb
 from moonpool.store_client import StoreClient, StoreClientSettings
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["Given", "PoolPlace"]
 
 _CALL_SECONDS: Final = 10.0
-#: Chunks of one call that is not measured.
-AT_ONCE: Final = 1000
 _LOOK_SECONDS: Final = 0.02
 #: How long after the last lease room may take to be free.
 _EMPTY_SECONDS: Final = 10.0
@@ -153,8 +152,7 @@ class PoolPlace:
             BenchError: one is not there.
         """
         found = []
-        for begin in range(0, len(hashes), 32 * AT_ONCE):
-            some = hashes[begin : begin + 32 * AT_ONCE]
+        for some in batches_of(hashes):
             reply = self._call("Locate", pb.LocateRequest(namespace=self.namespace, hashes=some))
             if reply.statuses.strip(b"\0"):
                 missing = len(some) // 32 - reply.statuses.count(pb.OK)
@@ -177,8 +175,7 @@ class PoolPlace:
         """
         sent = time.monotonic()
         found, begin_ms, deadline_ms = [], 1 << 62, 1 << 62
-        for begin in range(0, len(hashes), 32 * AT_ONCE):
-            some = hashes[begin : begin + 32 * AT_ONCE]
+        for some in batches_of(hashes):
             reply = self._call(
                 "PutStart",
                 pb.PutStartRequest(
@@ -193,7 +190,7 @@ class PoolPlace:
             found.append(extents_of(reply.extents, len(some) // 32, reply.replicas))
             begin_ms, deadline_ms = min(begin_ms, reply.begin_ms), min(deadline_ms, reply.deadline_ms)
             if reply.statuses.strip(b"\0"):
-                self.give_back(Given(hashes[: begin + len(some)], np.concatenate(found), 0.0, 0.0))
+                self.give_back(Given(hashes, np.concatenate(found), 0.0, 0.0))
                 raise BenchError(
                     "the pool has no room for the limit of puts", hint="more --dram, or a smaller --footprint"
                 )
@@ -215,8 +212,8 @@ class PoolPlace:
 
     def remove(self, hashes: bytes) -> None:
         """Remove chunks, and wait until their room is free again."""
-        for begin in range(0, len(hashes), 32 * AT_ONCE):
-            self.client.remove(self.namespace, hashes[begin : begin + 32 * AT_ONCE])
+        for some in batches_of(hashes):
+            self.client.remove(self.namespace, some)
         deadline = time.monotonic() + _EMPTY_SECONDS + self.lease
         while self._own and (used := sum(segment.used_bytes for segment in self.client.segments())):
             if time.monotonic() > deadline:

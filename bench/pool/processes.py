@@ -3,89 +3,42 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import select
-import signal
-import subprocess
-import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from moonpool.bench.errors import BenchError
+from moonpool.cluster import READY, TIED, ClusterError, TiedProcess, environment_without_settings, tied_command
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from typing_extensions import Self
 
 __all__ = ["EchoProcess", "MasterProcess", "Process"]
 
 _START_SECONDS: Final = 120.0
-_STOP_SECONDS: Final = 10.0
-_SHOWN: Final = 2000
 
 
-class Process:
-    """A process that writes one line with its address when it serves, and that ends with this one. A context manager.
+class Process(TiedProcess):
+    """A process that writes its address, as the last word of a line, when it serves. A context manager.
 
     Args:
         what: for people.
-        arguments: of Python. ``{tied}`` and ``{ready}`` stand for descriptors: the reading end of a pipe that is open
-            for as long as this process, and where the line goes.
-        environment: variables that are set.
+        arguments: of Python, as `TiedProcess` has them.
 
     Raises:
         BenchError: it ended, or did not serve in time; the cause is what it wrote.
     """
 
-    def __init__(self, what: str, arguments: list[str], environment: Mapping[str, str]) -> None:
-        self.what = what
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - kept as long as the process
-        tied, self._tie = os.pipe()
-        ready, done = os.pipe()
-        given = {name: value for name, value in os.environ.items() if not name.startswith("MOONPOOL_")}
-        given["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    def __init__(self, what: str, arguments: list[str]) -> None:
+        super().__init__(what, arguments, environment_without_settings())
         try:
-            self._popen = subprocess.Popen(
-                [sys.executable, *(part.format(tied=tied, ready=done) for part in arguments)],
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                pass_fds=(tied, done),
-                env={**given, **environment},
-                # Ctrl-C in a terminal is for the benchmark, which ends the others when it is done with them.
-                start_new_session=True,
-            )
-            os.close(done)
-            done = -1
-            self.address = self._wait_ready(ready)
+            self.address = self.wait_ready(time.monotonic() + _START_SECONDS).split()[-1]
+        except ClusterError as error:
+            raise BenchError(error.message, cause=error.cause) from error
         except BaseException:
-            self.close()
+            self.end()
             raise
-        finally:
-            for fd in (tied, ready, done):
-                if fd >= 0:
-                    os.close(fd)
-
-    def _wait_ready(self, ready: int) -> str:
-        deadline = time.monotonic() + _START_SECONDS
-        line = b""
-        while not line.endswith(b"\n"):
-            readable, _, _ = select.select([ready], [], [], max(0.0, deadline - time.monotonic()))
-            part = os.read(ready, 4096) if readable else b""
-            if not part:
-                how = "did not start" if readable else "did not serve in time"
-                raise BenchError(f"the {self.what} {how}", cause=self._said())
-            line += part
-        return line.decode().split()[-1]
-
-    def _said(self) -> str:
-        size = os.fstat(self._log.fileno()).st_size
-        return os.pread(self._log.fileno(), _SHOWN, max(0, size - _SHOWN)).decode(errors="replace").strip()
 
     @property
     def rss_bytes(self) -> int:
@@ -95,12 +48,12 @@ class Process:
             BenchError: it has ended.
         """
         try:
-            text = Path(f"/proc/{self._popen.pid}/status").read_text(encoding="ascii", errors="replace")
+            text = Path(f"/proc/{self.popen.pid}/status").read_text(encoding="ascii", errors="replace")
         except OSError as error:
-            raise BenchError(f"the {self.what} has ended", cause=self._said()) from error
+            raise BenchError(f"the {self.what} has ended", cause=self.said()) from error
         found = re.search(r"^VmRSS:\s*(\d+) kB$", text, re.MULTILINE)
         if found is None:
-            raise BenchError(f"the {self.what} has ended", cause=self._said())
+            raise BenchError(f"the {self.what} has ended", cause=self.said())
         return int(found[1]) * 1024
 
     @property
@@ -108,36 +61,17 @@ class Process:
         """CPU seconds of the threads that it has; None where the kernel does not count them in nanoseconds."""
         try:
             texts = [
-                path.read_text(encoding="ascii") for path in Path(f"/proc/{self._popen.pid}/task").glob("*/schedstat")
+                path.read_text(encoding="ascii") for path in Path(f"/proc/{self.popen.pid}/task").glob("*/schedstat")
             ]
         except OSError:  # one of the threads has just ended, or there is no such file
             return None
         return sum(int(text.split()[0]) for text in texts) / 1e9 if texts else None
 
-    def kill(self) -> None:
-        """As ``kill -9``, and reap it."""
-        if self._popen.poll() is None:
-            self._popen.kill()
-        self._popen.wait()
-
-    def close(self) -> None:
-        """Ask it to end, then make it. Calling it again does nothing."""
-        popen = getattr(self, "_popen", None)
-        if popen is not None and popen.poll() is None:
-            popen.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                popen.wait(_STOP_SECONDS)
-            self.kill()
-        if self._tie >= 0:
-            os.close(self._tie)
-            self._tie = -1
-        self._log.close()
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self.end()
 
 
 class MasterProcess(Process):
@@ -149,12 +83,11 @@ class MasterProcess(Process):
     """
 
     def __init__(self, store: str, listen: str = "127.0.0.1:0") -> None:
-        arguments = ["-m", "moonpool._tied", "{tied}", "master", "--listen", listen, "--store", store, "--http", "none"]
-        super().__init__("master", [*arguments, "--ready-fd", "{ready}"], {})
+        super().__init__("master", tied_command("master", "--listen", listen, "--store", store, "--http", "none"))
 
 
 class EchoProcess(Process):
     """See `moonpool.bench.pool.echo`."""
 
     def __init__(self) -> None:
-        super().__init__("echo", ["-m", "moonpool.bench.pool.echo", "{tied}", "{ready}"], {})
+        super().__init__("echo", ["-m", "moonpool.bench.pool.echo", TIED, READY])

@@ -19,7 +19,7 @@ import grpc.aio
 from moonpool.bench.measure import SAMPLES_MAX, Percentiles, Samples, Window, median
 from moonpool.bench.pool.calls import CALLS, GROUPS, Call, Exhausted, Rpc
 from moonpool.bench.pool.echo import SERVICE, setting
-from moonpool.bench.pool.loading import Loader
+from moonpool.bench.pool.loading import Loader, batches_of
 from moonpool.bench.pool.processes import EchoProcess, MasterProcess, Process
 from moonpool.proto.auth import aio_channel
 from moonpool.proto.errors import from_rpc_error
@@ -240,10 +240,11 @@ def measure_calls(
     rounds, duration, warmup = timing
     show("starting a master and an echo")
     with MasterProcess(store) as master, EchoProcess() as echo, Loader(master.address) as loader:
-        hashes = os.urandom(32 * GROUPS * max(work.hashes for work in works))
+        longest = max(work.hashes for work in works)
+        hashes = os.urandom(32 * GROUPS * longest)
         # Each chain of its own, as many as there are requests.
-        for begin in range(0, len(hashes), len(hashes) // GROUPS):
-            loader.put(hashes[begin : begin + len(hashes) // GROUPS])
+        for chain in batches_of(hashes, longest):
+            loader.put(chain)
 
         async def measure() -> None:
             measuring = _Measuring(loader, master, echo, hashes)

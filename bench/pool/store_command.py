@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import itertools
 import logging
-import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
 import click
-from rich.console import Console
 
 from moonpool.bench.environment import describe_run
 from moonpool.bench.errors import ExitStatus, UsageError, VerificationError
+from moonpool.bench.measure import Window
 from moonpool.bench.options import (
     ADDRESS,
     DURATION,
@@ -26,7 +25,7 @@ from moonpool.bench.options import (
     count,
     json_option,
 )
-from moonpool.bench.perform import COLUMNS, Ending, StatusLine, say, write_json
+from moonpool.bench.perform import Ending, StatusLine, fixed, report_console, say, write_json
 from moonpool.bench.pool import store_report
 from moonpool.bench.pool.moving import row_of
 from moonpool.bench.pool.place import PoolPlace
@@ -177,7 +176,7 @@ def _perform(works: Sequence[StoreWork], options: StoreOptions, json_file: str |
             _measure(place, works, options, results, line)
     results = [result for result in results if result.rounds or result.complaints]
     if json_file != "-" and results:
-        store_report.print_report(Console(width=None if sys.stdout.isatty() else COLUMNS), environment, results)
+        store_report.print_report(report_console(), environment, results)
     if json_file is not None:
         write_json(store_report.document(environment, results, interrupted=ending.interrupted), json_file)
     ending.say()
@@ -202,17 +201,13 @@ def _measure(
         try:
             for number in range(1, options.rounds + 1):
                 line.show(f"{where}, round {number} of {options.rounds}{_last(result)}")
-                engine, limit = None, None
+                windows: dict[bool, Window] = {}
                 # They take turns at being first.
                 for ours in (True, False) if number % 2 else (False, True):
-                    if ours:
-                        engine = row.engine_window(options.duration, options.warmup)
-                    else:
-                        limit = row.limit_window(options.duration, options.warmup)
-                assert engine is not None
-                assert limit is not None
-                result.engine.append(engine)
-                result.limits.append(limit)
+                    measure = row.engine_window if ours else row.limit_window
+                    windows[ours] = measure(options.duration, options.warmup)
+                result.engine.append(windows[True])
+                result.limits.append(windows[False])
                 result.path = row.path
         except VerificationError as error:
             # The client has found it; what it says is the finding.
@@ -243,5 +238,5 @@ def _parameters(works: Sequence[StoreWork], options: StoreOptions) -> dict[str, 
         "nodes": options.nodes if options.master is None else None,
         "dram": options.dram if options.master is None else None,
         "store": options.metadata if options.master is None else None,
-        "fixed": {name: every[0] for name, every in values.items() if len(set(every)) == 1},
+        "fixed": fixed(values),
     }

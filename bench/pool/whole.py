@@ -110,14 +110,13 @@ def measure_recovery(chunks: int, show: Show) -> dict[str, Any]:
                 address = master.address
                 master.kill()
                 began = time.monotonic()
-                master.close()
                 master = MasterProcess(store, address)
                 serving = time.monotonic() - began
                 _await_hits(loader, hashes, began)
                 recovered = time.monotonic() - began
                 same = loader.extents(hashes) == before
         finally:
-            master.close()
+            master.end()
     return {
         "chunks": chunks,
         "store_bytes": file_bytes,

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from moonpool.bench.errors import UsageError
 from moonpool.bench.results import RowResult
-from moonpool.bench.verify import WORD_BYTES
+from moonpool.bench.sweep import footprint_of
 from moonpool.bench.work import Work
 from moonpool.units import format_bytes
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from moonpool.address import Address
 
 __all__ = [
-    "FOOTPRINT_BYTES",
     "MEMORIES",
     "OPS",
     "REPLICAS_MAX",
@@ -36,8 +34,6 @@ OPS: Final = ("put", "get")
 MEMORIES: Final = ("registered", "buffers")
 STORES: Final = ("memory", "sqlite")
 REPLICAS_MAX: Final = 8
-#: Payload of all chunks of a row, unless told otherwise: several times a last-level cache.
-FOOTPRINT_BYTES: Final = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -137,19 +133,7 @@ class StoreSweep:
         ]
 
     def _work(self, op: str, memory: str, replicas: int, threads: int, block_bytes: int, batch: int) -> StoreWork:
-        if block_bytes % WORD_BYTES:
-            raise UsageError(
-                f"a chunk of {block_bytes} bytes cannot be verified: they are made of {WORD_BYTES}-byte words",
-                hint=f"--block-size {max(WORD_BYTES, block_bytes // WORD_BYTES * WORD_BYTES)}",
-            )
-        needed = block_bytes * batch * threads
-        footprint = self.footprint_bytes or max(FOOTPRINT_BYTES, needed)
-        if footprint < needed:
-            raise UsageError(
-                f"{threads} x {batch} chunks of {format_bytes(block_bytes)} do not fit into a footprint of "
-                f"{format_bytes(footprint)}",
-                hint=f"--footprint {format_bytes(needed)}, or a smaller batch",
-            )
+        footprint = footprint_of(self.footprint_bytes, block_bytes, batch, threads, "chunk")
         return StoreWork(op, block_bytes, batch, replicas, threads, memory, footprint)
 
 

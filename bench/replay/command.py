@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -15,8 +14,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from moonpool.bench.errors import ExitStatus, TraceError
+from moonpool.bench.jsonform import rounded
 from moonpool.bench.options import Choices, ListOf, count, json_option, plot_option_of
-from moonpool.bench.perform import COLUMNS, Ending, say, write_json
+from moonpool.bench.perform import Ending, report_console, say, write_json
 from moonpool.bench.plot import plot_replay
 from moonpool.bench.replay.simulate import POLICIES, Row
 from moonpool.bench.replay.simulate import replay as rows_of
@@ -100,7 +100,7 @@ def _perform(
         task = progress.add_task("", total=len(trace.requests) * len(capacities) * len(policies))
         rows.extend(rows_of(trace, policies, capacities, lambda served: progress.advance(task, served)))
     if json_file != "-":
-        console = Console(width=None if sys.stdout.isatty() else COLUMNS)
+        console = report_console()
         console.print(_header(file, trace), soft_wrap=True)
         console.print("", _table(rows, capacities, policies), sep="\n")
     if json_file is not None:
@@ -148,8 +148,7 @@ def _document(file: Path, trace: Trace, rows: Sequence[Row], *, interrupted: boo
             {
                 "policy": row.policy,
                 "capacity_blocks": row.capacity_blocks,
-                # Six significant digits, as everywhere.
-                "hit_ratio": float(f"{row.hit_ratio:.6g}"),
+                "hit_ratio": rounded(row.hit_ratio),
             }
             for row in rows
         ],

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from moonpool.errors import MoonpoolError
@@ -20,7 +20,20 @@ from moonpool.errors import MoonpoolError
 if TYPE_CHECKING:
     from moonpool.store_client import StoreClient
 
-__all__ = ["ClusterError", "LocalCluster", "local_cluster"]
+__all__ = [
+    "READY",
+    "TIED",
+    "ClusterError",
+    "LocalCluster",
+    "TiedProcess",
+    "environment_without_settings",
+    "local_cluster",
+    "tied_command",
+]
+
+#: Stand for descriptors in the arguments of a `TiedProcess`.
+TIED: Final = "{tied}"
+READY: Final = "{ready}"
 
 _START_SECONDS: Final = 30.0
 _STOP_SECONDS: Final = 10.0
@@ -35,10 +48,17 @@ class ClusterError(MoonpoolError, RuntimeError):
     default_code = "CLUSTER"
 
 
-class _Process:
-    """One `moonpool` command, started when made."""
+class TiedProcess:
+    """A process of Python that ends with this one, and writes a line when it is ready. Started when made.
 
-    def __init__(self, what: str, arguments: list[str], environment: Mapping[str, str]) -> None:
+    Args:
+        what: for people.
+        arguments: of Python. `TIED` and `READY` stand for descriptors: the reading end of a pipe that is open for as
+            long as this process, and where the line goes.
+        environment: all of its variables.
+    """
+
+    def __init__(self, what: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         self.what = what
         # Without a name, so that nothing is left behind when this process is killed.
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - kept as long as the process
@@ -46,7 +66,7 @@ class _Process:
         ready, done = os.pipe()
         try:
             self.popen = subprocess.Popen(
-                [sys.executable, "-m", "moonpool._tied", str(tied), *arguments, "--ready-fd", str(done)],
+                [sys.executable, *({TIED: str(tied), READY: str(done)}.get(part, part) for part in arguments)],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
@@ -119,6 +139,18 @@ class _Process:
         self._log.close()
 
 
+def tied_command(*arguments: str) -> list[str]:
+    """Return the arguments of Python for a `moonpool` command as a `TiedProcess`."""
+    return ["-m", "moonpool._tied", TIED, *arguments, "--ready-fd", READY]
+
+
+def environment_without_settings() -> dict[str, str]:
+    """Return the variables of this process but Moonpool's, and where modules are found."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MOONPOOL_")}
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    return environment
+
+
 class LocalCluster:
     """A master and nodes on this host, made by `local_cluster`.
 
@@ -140,9 +172,9 @@ class LocalCluster:
         self._store = f"sqlite:{self._folder.name}/master.db" if self._folder is not None else store
         self._master_options = master_options
         self._node_options = node_options
-        self._master: _Process | None = None
+        self._master: TiedProcess | None = None
         self._address = ""
-        self._nodes: list[_Process | None] = []
+        self._nodes: list[TiedProcess | None] = []
         self._clients: list[Any] = []
 
     @property
@@ -162,9 +194,9 @@ class LocalCluster:
         """Start the master, where it was before if it was."""
         deadline = time.monotonic() + (_RESTART_SECONDS if self._address else _START_SECONDS)
         while True:
-            process = _Process(
+            process = TiedProcess(
                 "master",
-                ["master", "--listen", self._address or "127.0.0.1:0", "--store", self._store],
+                tied_command("master", "--listen", self._address or "127.0.0.1:0", "--store", self._store),
                 self._environment("MASTER", {"http": "none", **self._master_options}),
             )
             try:
@@ -243,18 +275,17 @@ class LocalCluster:
         if self._folder is not None:
             self._folder.cleanup()
 
-    def _begin_node(self, index: int) -> _Process:
-        process = self._nodes[index] = _Process(
+    def _begin_node(self, index: int) -> TiedProcess:
+        process = self._nodes[index] = TiedProcess(
             f"node {index}",
-            ["node", "--master", self._address, "--dram", self._dram],
+            tied_command("node", "--master", self._address, "--dram", self._dram),
             # Each stands for a host of its own, so that replicas go to different ones.
             self._environment("NODE", {"name": f"node-{index}", "host_id": f"host-{index}", **self._node_options}),
         )
         return process
 
     def _environment(self, component: str, options: Mapping[str, str]) -> dict[str, str]:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("MOONPOOL_")}
-        environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        environment = environment_without_settings()
         for name, value in {"secret": self.secret, **options}.items():
             environment[f"MOONPOOL_{component}_{name.upper()}"] = str(value)
         return environment

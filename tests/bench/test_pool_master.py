@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from bench_testing import Terminal, exists
+from bench_testing import Terminal, interrupt
 from click.testing import CliRunner
 
 from moonpool.bench import commands
@@ -157,15 +156,4 @@ def test_what_was_measured_before_ctrl_c_is_shown(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     arguments = "--call exists --hashes 10 --in-flight 2 --duration 10ms --warmup 0 --rounds 1000"
     terminal = Terminal("master", "--measure", "rpc", *arguments.split(), "--json", str(file))
-    terminal.wait_for("round 3 of 1000")
-    children = terminal.children()
-    assert len(children) == 2  # a master and an echo
-    terminal.send(signal.SIGINT)
-    status, output = terminal.ended()
-    assert status == ExitStatus.INTERRUPTED
-    assert " ok" in output
-    result = json.loads(file.read_text())
-    assert result["interrupted"]
-    (row,) = result["rows"]
-    assert row["rounds"] >= 2
-    assert not any(exists(pid) for pid in children), "master or echo are still there"
+    interrupt(terminal, file, children=2)  # a master and an echo

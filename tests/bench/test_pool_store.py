@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bench_testing import Terminal, exists
+from bench_testing import Terminal, interrupt
 from click.testing import CliRunner, Result
 
 import moonpool
@@ -224,15 +223,4 @@ def test_what_was_measured_before_ctrl_c_is_shown(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     arguments = "--block-size 64KiB --footprint 4MiB --dram 32MiB --duration 20ms --warmup 0 --rounds 1000"
     terminal = Terminal("store", "--op", "get", *arguments.split(), "--json", str(file), environ=SHORT_LEASE)
-    terminal.wait_for("round 3 of 1000")
-    children = terminal.children()
-    assert len(children) == 2  # a master and a node
-    terminal.send(signal.SIGINT)
-    status, output = terminal.ended()
-    assert status == ExitStatus.INTERRUPTED
-    assert " ok" in output
-    result = json.loads(file.read_text())
-    assert result["interrupted"]
-    (row,) = result["rows"]
-    assert row["rounds"] >= 2
-    assert not any(exists(pid) for pid in children), "processes of the pool are still there"
+    interrupt(terminal, file, children=2)  # a master and a node

@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-__all__ = ["Terminal", "exists"]
+from moonpool.bench.errors import ExitStatus
+
+__all__ = ["Terminal", "interrupt"]
 
 
 class Terminal:
@@ -49,5 +53,18 @@ class Terminal:
         return status, output
 
 
-def exists(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
+def interrupt(terminal: Terminal, file: Path, *, children: int) -> tuple[str, dict[str, Any]]:
+    """Press Ctrl-C in the third of 1000 rounds of the first row. Return standard output, and the row in `file`."""
+    terminal.wait_for("round 3 of 1000")
+    pids = terminal.children()
+    assert len(pids) == children
+    terminal.send(signal.SIGINT)
+    status, output = terminal.ended()
+    assert status == ExitStatus.INTERRUPTED
+    assert " ok" in output
+    result = json.loads(file.read_text())
+    assert result["interrupted"]
+    (row,) = result["rows"]
+    assert row["rounds"] >= 2
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids), "processes that it started are still there"
+    return output, row
