@@ -158,6 +158,7 @@ def post(
     op: int,
     indices: Any,
     deadline: float | None,
+    deadline_at: float | None,
     notify: Any,
     digest: bool,
 ) -> _TransferT: ...
@@ -172,6 +173,7 @@ def submit(
     remote_offsets: Any,
     lengths: Any,
     deadline: float | None,
+    deadline_at: float | None,
     notify: Any,
     digest: bool,
 ) -> _TransferT: ...

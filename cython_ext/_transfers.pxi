@@ -8,16 +8,19 @@ cdef struct Options:
     Py_buffer view
 
 
-cdef int options_fill(Options *options, object deadline, object notify, object digest) except -1:
+cdef int options_fill(Options *options, object deadline, object deadline_at, object notify, object digest) except -1:
     cdef int64_t ns
     options.held = False
-    options.raw.deadline_ns = 0
+    options.raw.deadline_ns = options.raw.deadline_at_ns = 0
     options.raw.notify = NULL
     options.raw.notify_bytes = 0
     options.raw.digest = flag(digest, "digest")
     if deadline is not None:
         ns = nanoseconds(deadline, "deadline")
         options.raw.deadline_ns = ns if ns > 0 else -1
+    if deadline_at is not None:
+        ns = nanoseconds(deadline_at, "deadline_at")
+        options.raw.deadline_at_ns = ns if ns > 0 else -1
     if notify is not None:
         plain_buffer(notify, &options.view, "notify", "bytes")
         options.held = True
@@ -75,7 +78,7 @@ def prepare(Engine engine, type plan_type, peer, local, remote, local_offsets, r
     return plan
 
 
-def post(Engine engine, type transfer_type, plan, int op, indices, deadline, notify, digest):
+def post(Engine engine, type transfer_type, plan, int op, indices, deadline, deadline_at, notify, digest):
     cdef Transfer transfer = new_object(transfer_type)
     cdef Column column
     cdef Options options
@@ -97,7 +100,7 @@ def post(Engine engine, type transfer_type, plan, int op, indices, deadline, not
             column_fill(&column, indices, "indices")
             chosen = column.data
             count = 1 if column.count < 0 else column.count
-        options_fill(&options, deadline, notify, digest)
+        options_fill(&options, deadline, deadline_at, notify, digest)
         with nogil:
             status = mp_plan_post(handle, <mp_op>op, chosen, count, &options.raw, &transfer.handle, &error)
     finally:
@@ -108,7 +111,7 @@ def post(Engine engine, type transfer_type, plan, int op, indices, deadline, not
 
 
 def submit(Engine engine, type transfer_type, peer, int op, local, remote, local_offsets, remote_offsets, lengths,
-           deadline, notify, digest):
+           deadline, deadline_at, notify, digest):
     """Submit one batch. With `remote` None, `local` is a list of tuples."""
     cdef Transfer transfer = new_object(transfer_type)
     cdef Batch batch = Batch()
@@ -120,7 +123,7 @@ def submit(Engine engine, type transfer_type, peer, int op, local, remote, local
     options.held = False
     try:
         batch.fill(local, remote, local_offsets, remote_offsets, lengths)
-        options_fill(&options, deadline, notify, digest)
+        options_fill(&options, deadline, deadline_at, notify, digest)
         with nogil:
             status = mp_submit(transfer.peer.handle, <mp_op>op, &batch.raw, &options.raw, &transfer.handle, &error)
     finally:

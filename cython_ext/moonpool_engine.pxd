@@ -191,6 +191,7 @@ cdef extern from "moonpool/engine.h" nogil:
 
     ctypedef struct mp_options:
         int64_t deadline_ns
+        int64_t deadline_at_ns
         const void *notify
         size_t notify_bytes
         int32_t digest

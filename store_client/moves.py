@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
@@ -107,11 +106,10 @@ class Move:
         submit = engine.read if op == "read" else engine.write
         lengths = place.lengths[rows]
         remote_payloads = remote_offsets + HEADER_BYTES
-        seconds = max(0.001, deadline - time.monotonic())
 
         def begin(local: Region, offsets: Any, remote: Any, sizes: Any, items: int, payloads: bool) -> None:
             transfer = submit(
-                target.peer, local, target.region, offsets, remote, sizes, deadline=seconds, digest=digest and payloads
+                target.peer, local, target.region, offsets, remote, sizes, deadline_at=deadline, digest=digest and payloads
             )
             self._parts.append(_Part(transfer, len(rows), items, payloads))
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         """The options that every transfer takes; `TransferEngine.read` explains them."""
 
         deadline: float | None
+        deadline_at: float | None
         notify: Buffer | None
         digest: bool
 
@@ -260,6 +261,7 @@ class TransferEngine:
         lengths: Any = None,
         *,
         deadline: float | None = None,
+        deadline_at: float | None = None,
         notify: Buffer | None = None,
         digest: bool = False,
     ) -> Transfer:
@@ -279,6 +281,9 @@ class TransferEngine:
             lengths: bytes of each item, likewise. None: all the rest of the source from its offset, which must then be
                 an int.
             deadline: seconds from now after which the transfer fails; None: the setting ``deadline``.
+            deadline_at: the same as a time of `time.monotonic`; the earlier of both holds. No part of the transfer is
+                begun later, even if this process is stopped after it has looked at its own clock: what is under way
+                then is under way over connections from before, which `fence` at the peer ends.
             notify: up to 64 KiB that `peer` finds in its `notifications` after the bytes are in place.
             digest: compute a digest of every item at both ends and compare them; see `Transfer.digests`.
 
@@ -299,7 +304,7 @@ class TransferEngine:
             lengths = _rest(remote, remote_offsets, "remote_offsets")
         return _native.submit(
             self._native, Transfer, peer, _READ, local, remote, local_offsets, remote_offsets, lengths, deadline,
-            notify, digest,
+            deadline_at, notify, digest,
         )  # fmt: skip
 
     @overload
@@ -325,6 +330,7 @@ class TransferEngine:
         lengths: Any = None,
         *,
         deadline: float | None = None,
+        deadline_at: float | None = None,
         notify: Buffer | None = None,
         digest: bool = False,
     ) -> Transfer:
@@ -339,7 +345,7 @@ class TransferEngine:
             lengths = _rest(local, local_offsets, "local_offsets")
         return _native.submit(
             self._native, Transfer, peer, _WRITE, local, remote, local_offsets, remote_offsets, lengths, deadline,
-            notify, digest,
+            deadline_at, notify, digest,
         )  # fmt: skip
 
     @overload
@@ -385,6 +391,7 @@ class TransferEngine:
         op: Literal["read", "write"] = "read",
         *,
         deadline: float | None = None,
+        deadline_at: float | None = None,
         notify: Buffer | None = None,
         digest: bool = False,
     ) -> Transfer:
@@ -395,6 +402,7 @@ class TransferEngine:
             indices: which items, in this order: an integer array, a list, or one int. None: all.
             op: ``"read"``: from the peer; ``"write"``: to the peer.
             deadline: as in `read`.
+            deadline_at: as in `read`.
             notify: as in `read`.
             digest: as in `read`.
 
@@ -404,7 +412,7 @@ class TransferEngine:
         Raises:
             MoonpoolError: as `read` does. An index outside the plan is a bad item.
         """
-        return _native.post(self._native, Transfer, plan, _op_number(op), indices, deadline, notify, digest)
+        return _native.post(self._native, Transfer, plan, _op_number(op), indices, deadline, deadline_at, notify, digest)
 
     def notifications(self, timeout: float = 0.0) -> list[Notification]:
         """Take the notifications that peers have sent, the oldest first.

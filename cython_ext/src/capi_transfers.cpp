@@ -14,9 +14,11 @@ namespace {
 std::shared_ptr<Transfer> make_transfer(const std::shared_ptr<Peer> &peer, mp_op op, const mp_options &options,
                                         const Id128 &incarnation, const std::vector<std::shared_ptr<Region>> &locals,
                                         Error *error) {
-  const int64_t deadline =
+  const int64_t relative =
       options.deadline_ns != 0 ? options.deadline_ns : int64_t{peer->engine().config.deadline_ms} * kMillisecond;
-  auto transfer = std::make_shared<Transfer>(peer, op, options.digest != 0, deadline_after(deadline));
+  int64_t deadline = deadline_after(relative);
+  if (options.deadline_at_ns != 0) deadline = std::min(deadline, options.deadline_at_ns);
+  auto transfer = std::make_shared<Transfer>(peer, op, options.digest != 0, deadline);
   transfer->target_incarnation = incarnation;
   for (const auto &region : locals) {
     if (region == nullptr) continue;

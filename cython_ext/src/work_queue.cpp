@@ -44,22 +44,32 @@ void WorkQueue::carve(Entry &entry, Work *work) {
   rest.bytes -= work->bytes;
 }
 
+WorkQueue::Entries::iterator WorkQueue::first_in_time(Entries &queue, int64_t now) {
+  return std::find_if(queue.begin(), queue.end(), [now](const Entry &entry) {
+    const Transfer &transfer = *entry.rest.transfer;
+    return transfer.deadline_ns > now || transfer.stopping();
+  });
+}
+
 bool WorkQueue::pull(Work *work) {
   std::lock_guard lock(mutex_);
-  std::deque<Entry> *queue = &small_;
-  if (small_.empty() || (small_in_a_row_ >= 4 && !large_.empty())) queue = &large_;
-  if (queue->empty()) return false;
-  small_in_a_row_ = queue == &small_ ? small_in_a_row_ + 1 : 0;
-  Entry &entry = queue->front();
-  carve(entry, work);
-  if (entry.rest.begin == entry.rest.end) queue->pop_front();
+  if (small_.empty() && large_.empty()) return false;
+  const int64_t now = now_ns();
+  const auto small = first_in_time(small_, now);
+  const auto large = first_in_time(large_, now);
+  const bool take_small = small != small_.end() && (small_in_a_row_ < 4 || large == large_.end());
+  if (!take_small && large == large_.end()) return false;
+  small_in_a_row_ = take_small ? small_in_a_row_ + 1 : 0;
+  const auto chosen = take_small ? small : large;
+  carve(*chosen, work);
+  if (chosen->rest.begin == chosen->rest.end) (take_small ? small_ : large_).erase(chosen);
   return true;
 }
 
 std::vector<Work> WorkQueue::remove(const Transfer &transfer) {
   std::vector<Work> removed;
   std::lock_guard lock(mutex_);
-  for (std::deque<Entry> *queue : {&small_, &large_}) {
+  for (Entries *queue : {&small_, &large_}) {
     for (auto it = queue->begin(); it != queue->end();) {
       if (it->rest.transfer.get() == &transfer) {
         removed.push_back(std::move(it->rest));
@@ -85,7 +95,7 @@ std::vector<Work> WorkQueue::close() {
 
 std::vector<Work> WorkQueue::take_locked() {
   std::vector<Work> left;
-  for (std::deque<Entry> *queue : {&small_, &large_}) {
+  for (Entries *queue : {&small_, &large_}) {
     for (Entry &entry : *queue) left.push_back(std::move(entry.rest));
     queue->clear();
   }

@@ -51,6 +51,9 @@ class WorkQueue {
   // What a broken lane or path gives back goes first.
   bool push_front(Work work, uint64_t slice_bytes);
   // The next slice, or false. Single-slice transfers overtake large ones, but never more than four in a row.
+  // Nothing of a transfer is begun after its deadline, however late this thread gets to look: who asks for a slice is
+  // connected already, so a peer that cuts this engine off after the deadline has ended all that can still be under
+  // way. What is late stays until the deadline's own end of the transfer takes it out.
   bool pull(Work *work);
   // Everything queued for `transfer`, in pieces.
   std::vector<Work> remove(const Transfer &transfer);
@@ -64,12 +67,14 @@ class WorkQueue {
     Work rest;
     uint64_t slice_bytes;
   };
+  using Entries = std::deque<Entry>;
+  static Entries::iterator first_in_time(Entries &queue, int64_t now);
   void carve(Entry &entry, Work *work);
   std::vector<Work> take_locked();
 
   const uint32_t descs_max_;
   mutable std::mutex mutex_;
-  std::deque<Entry> small_, large_;
+  Entries small_, large_;
   unsigned small_in_a_row_ = 0;
   bool closed_ = false;
 };

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <thread>
 
 #include "support.hpp"
 
@@ -14,8 +15,8 @@ namespace {
 constexpr uint32_t kDescsMax = 10;
 constexpr uint64_t kSlice = 1000;
 
-std::shared_ptr<Transfer> transfer_of(const std::vector<uint64_t> &lengths) {
-  auto transfer = std::make_shared<Transfer>(nullptr, MP_READ, false, kNever);
+std::shared_ptr<Transfer> transfer_of(const std::vector<uint64_t> &lengths, int64_t deadline_ns = kNever) {
+  auto transfer = std::make_shared<Transfer>(nullptr, MP_READ, false, deadline_ns);
   uint64_t offset = 0;
   for (const uint64_t length : lengths) {
     transfer->descs.push_back({nullptr, 1, offset, length, static_cast<uint32_t>(transfer->descs.size()), 1});
@@ -102,6 +103,36 @@ TEST(WorkQueue, SmallOvertakesLargeButNeverMoreThanFourInARow) {
   Work work;
   while (queue.pull(&work)) order += work.transfer == big ? 'L' : 's';
   EXPECT_EQ(order, "ssssLssssLssssLss");
+}
+
+// However late its turn comes: a thread may have been stopped since somebody looked at the clock.
+TEST(WorkQueue, NothingIsBegunAfterItsDeadline) {
+  WorkQueue queue(kDescsMax);
+  const auto late_small = transfer_of({100}, now_ns()), late_large = transfer_of({kSlice, kSlice}, now_ns());
+  const auto in_time_small = small(), in_time_large = large(2);
+  for (const auto &transfer : {late_small, late_large, in_time_large, in_time_small}) queue.push(transfer, kSlice);
+  Work work;
+  std::vector<const Transfer *> begun;
+  while (queue.pull(&work)) begun.push_back(work.transfer.get());
+  EXPECT_EQ(begun, (std::vector<const Transfer *>{in_time_small.get(), in_time_large.get(), in_time_large.get()}));
+  // They stay for whoever ends them.
+  EXPECT_EQ(queue.remove(*late_small).size(), 1u);
+  EXPECT_EQ(queue.remove(*late_large).size(), 1u);
+  EXPECT_TRUE(queue.empty());
+}
+
+TEST(WorkQueue, ATransferWithLittleTimeIsBegunInParts) {
+  WorkQueue queue(kDescsMax);
+  const int64_t deadline = now_ns() + 20 * kMillisecond;
+  const auto transfer = transfer_of({kSlice, kSlice}, deadline);
+  queue.push(transfer, kSlice);
+  Work work;
+  ASSERT_TRUE(queue.pull(&work));
+  while (now_ns() < deadline) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_FALSE(queue.pull(&work));
+  const std::vector<Work> rest = queue.remove(*transfer);
+  ASSERT_EQ(rest.size(), 1u);
+  EXPECT_EQ(rest[0].begin, 1u);
 }
 
 TEST(WorkQueue, TransfersOfAKindComeInTheirOrder) {

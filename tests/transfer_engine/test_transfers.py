@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
+import time
 import weakref
 from typing import Any
 
@@ -261,11 +262,29 @@ def test_a_deadline_that_has_passed(pair: Pair, deadline: float) -> None:
         pair.client.read(pair.peer, pair.local, pair.remote, deadline=deadline).wait()
 
 
+@pytest.mark.parametrize("ago", [0, 0.001, 1e6, 1e12])
+def test_a_time_that_has_passed(pair: Pair, ago: float) -> None:
+    before = bytes(pair.region)
+    with pytest.raises(DeadlineError):
+        pair.client.write(pair.peer, pair.local, pair.remote, deadline_at=time.monotonic() - ago).wait()
+    assert bytes(pair.region) == before
+
+
+@pytest.mark.parametrize(("deadline", "after"), [(0.05, 60), (60, 0.05), (None, 0.05)])
+def test_the_earlier_of_two_deadlines_holds(stalled: tuple[Pair, Any], deadline: float | None, after: float) -> None:
+    pair, _ = stalled
+    started = time.monotonic()
+    with pytest.raises(DeadlineError):
+        pair.client.read(pair.peer, pair.local, pair.remote, deadline=deadline, deadline_at=started + after).wait()
+    assert 0.05 <= time.monotonic() - started < 30
+
+
 @pytest.mark.parametrize("seconds", ["1", b"1", [], float("nan"), float("inf"), 1e300])
 def test_impossible_times(open_pair: Any, seconds: Any) -> None:
     pair: Pair = open_pair("local")
     for call in (
         lambda: pair.client.read(pair.peer, pair.local, pair.remote, deadline=seconds),
+        lambda: pair.client.read(pair.peer, pair.local, pair.remote, deadline_at=seconds),
         lambda: pair.peer.regions.wait("kv2", seconds),
         lambda: pair.client.notifications(timeout=seconds),
         lambda: pair.client.connect(pair.server.address or "", timeout=seconds),

@@ -249,10 +249,12 @@ typedef struct mp_batch {
 } mp_batch;
 
 typedef struct mp_options {
-  int64_t deadline_ns; /* from now; 0: the engine's default; negative: already passed */
-  const void *notify;  /* delivered to the peer after the bytes are visible there; NULL: none */
-  size_t notify_bytes; /* at most 65536 */
-  int32_t digest;      /* 1: digest every item at both ends and compare */
+  int64_t deadline_ns;    /* from now; 0: the engine's default; negative: already passed */
+  const void *notify;     /* delivered to the peer after the bytes are visible there; NULL: none */
+  size_t notify_bytes;    /* at most 65536 */
+  int32_t digest;         /* 1: digest every item at both ends and compare */
+  int64_t deadline_at_ns; /* the same as a time of CLOCK_MONOTONIC, for who may be stopped between looking at the clock
+                             and submitting; 0: none. The earlier of both holds */
 } mp_options;
 
 typedef enum mp_transfer_state {
