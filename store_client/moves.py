@@ -109,7 +109,14 @@ class Move:
 
         def begin(local: Region, offsets: Any, remote: Any, sizes: Any, items: int, payloads: bool) -> None:
             transfer = submit(
-                target.peer, local, target.region, offsets, remote, sizes, deadline_at=deadline, digest=digest and payloads
+                target.peer,
+                local,
+                target.region,
+                offsets,
+                remote,
+                sizes,
+                deadline_at=deadline,
+                digest=digest and payloads,
             )
             self._parts.append(_Part(transfer, len(rows), items, payloads))
 

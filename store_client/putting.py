@@ -139,8 +139,7 @@ class _Piecewise:
         extents = extents_of(reply.extents, len(rows), max(1, reply.replicas))
         done = np.zeros(len(rows), dtype=np.bool_)
         if granted.any():
-            # After begin_ms the master may have this client fenced. A transfer that runs then would be begun again by
-            # its engine over a new connection, so it has to be over.
+            # After begin_ms the master may have this client fenced, and its engine would go on over a new connection.
             allowed = [reply.deadline_ms / 1000 * (1 - _FOR_COMMIT)]
             allowed += [reply.begin_ms / 1000] if reply.begin_ms else []
             deadline = min(self._request.deadline, sent + min(allowed))

@@ -95,8 +95,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // The engine owns a link while it connects, and tells it of ports that go up and down as long as it lives.
   void rdma_link_made(const std::shared_ptr<RdmaLink> &link);
   void rdma_link_settled(const RdmaLink &link);
-  // Lets idle queue pairs of other links go, those that were used last excepted, until one can be made.
-  void make_room_for_queue_pair(const RdmaLink &wanted_by);
+  // Lanes wait for queue pairs: idle ones give theirs up as long as that is so.
+  void make_room_for_queue_pairs();
 
   static std::shared_ptr<Engine> in_this_process(const Id128 &incarnation);
 
@@ -115,6 +115,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Error listen();
   void listen_on_host();
   Error open_rdma();
+  void make_room();
   Error register_rdma(Region &region);
   bool withdraw_rdma(Region &region);
   void greet_client(Fd fd);
@@ -148,6 +149,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<std::shared_ptr<Session>> sessions_;
   std::vector<std::weak_ptr<RdmaLink>> rdma_links_;
   std::vector<std::shared_ptr<RdmaLink>> rdma_connecting_;
+  std::atomic<bool> making_room_{false};
 };
 
 }  // namespace moonpool

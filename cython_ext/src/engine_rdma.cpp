@@ -10,6 +10,12 @@
 
 namespace moonpool {
 
+namespace {
+
+constexpr int64_t kRoomNs = 10 * kMillisecond;
+
+}  // namespace
+
 Error Engine::open_rdma() {
   const auto &names = config.transports;
   if (std::find(names.begin(), names.end(), "rdma") == names.end()) return {};
@@ -52,22 +58,33 @@ void Engine::rdma_link_settled(const RdmaLink &link) {
   rdma_connecting_.erase(it);
 }
 
-void Engine::make_room_for_queue_pair(const RdmaLink &wanted_by) {
-  if (rdma->queue_pairs_left()) return;
+void Engine::make_room_for_queue_pairs() {
+  if (making_room_.exchange(true)) return;
+  io_[0]->post([weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->make_room();
+  });
+}
+
+// Queue pairs of links that are idle go to lanes that wait, those of links that were used longest ago first.
+void Engine::make_room() {
   // With the time of each as it is now: transfers change it, and what is being sorted must not.
   std::vector<std::pair<int64_t, std::shared_ptr<RdmaLink>>> links;
   {
     std::lock_guard lock(mutex_);
     for (const auto &weak : rdma_links_) {
-      auto link = weak.lock();
-      if (link != nullptr && link.get() != &wanted_by) links.emplace_back(link->used_at(), std::move(link));
+      if (auto link = weak.lock()) links.emplace_back(link->used_at(), std::move(link));
     }
   }
   std::sort(links.begin(), links.end(), [](const auto &a, const auto &b) { return a.first < b.first; });
   for (const auto &[used_at, link] : links) {
-    if (rdma->queue_pairs_left()) return;
-    link->rest();
+    if (rdma->queue_pairs_wanted()) link->rest();
   }
+  making_room_.store(false);
+  if (!rdma->queue_pairs_wanted() || closing_.load() || making_room_.exchange(true)) return;
+  // The others are busy.
+  io_[0]->call_at(now_ns() + kRoomNs, [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->make_room();
+  });
 }
 
 // A region that no device takes goes over other paths, unless RDMA is required.

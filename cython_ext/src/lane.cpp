@@ -13,12 +13,6 @@
 
 namespace moonpool {
 
-namespace {
-
-constexpr int64_t kRoomNs = 10 * kMillisecond;
-
-}  // namespace
-
 Error Lane::not_ready_locked() const {
   return make_error(MP_CONNECT, "a lane was not ready within the connect deadline",
                     "check that the peer is not stopped, or raise connect_timeout");
@@ -33,17 +27,14 @@ Lane::~Lane() { engine_.stats.lanes.fetch_sub(1); }
 // ---------------------------------------------------------------- connecting
 
 void Lane::dial_now() {
-  // Others would make room for it in vain.
-  if (ready_.load()) return;
   const Error hindered = hindrance();
   std::lock_guard lock(mutex_);
   if (shut_ || dialing_ || ready_.load()) return;
   const std::shared_ptr<Peer> peer = link_.peer();
   if (peer == nullptr) return;
   if (resting_.exchange(false)) promising_.store(true);
-  // Others give up what it needs as soon as they are idle. What is queued waits for that.
-  if (hindered.code == MP_LIMIT && link_.established()) return dial_at_locked(now_ns() + kRoomNs);
   if (hindered) return failed_to_dial_locked(hindered);
+  if (!admitted_locked()) return;  // dials when its turn comes
   dialing_ = true;
   const uint64_t attempt = ++attempt_;
   lane_id_ = peer->next_lane_id();
@@ -55,13 +46,12 @@ void Lane::dial_now() {
 }
 
 void Lane::on_dialed(uint64_t attempt, Dialed dialed) {
-  if (!dialed.error) make_room();
   with_lock([&] {
     if (attempt != attempt_) return;
     if (shut_ || dialed.error) {
       dialing_ = false;
-      if (!shut_) failed_to_dial_locked(dialed.error);
-      return;
+      if (shut_) return give_up_turn_locked();
+      return failed_to_dial_locked(dialed.error);
     }
     fd_ = std::move(dialed.fd);
     begin_locked();
@@ -74,6 +64,7 @@ void Lane::on_dialed(uint64_t attempt, Dialed dialed) {
 }
 
 void Lane::failed_to_dial_locked(const Error &cause) {
+  give_up_turn_locked();
   engine_.stats.lane_errors.fetch_add(1);
   promising_.store(false);
   schedule_dial_locked();
@@ -101,14 +92,10 @@ void Lane::check_opened(uint64_t attempt) {
 
 void Lane::schedule_dial_locked() {
   if (shut_) return;
-  dial_at_locked(now_ns() + backoff_.wait_ns());
-  backoff_.grow();
-}
-
-void Lane::dial_at_locked(int64_t when) {
-  io_.call_at(when, [weak = weak_from_this()] {
+  io_.call_at(now_ns() + backoff_.wait_ns(), [weak = weak_from_this()] {
     if (auto self = weak.lock()) self->dial_now();
   });
+  backoff_.grow();
 }
 
 // ---------------------------------------------------------------- driving
@@ -181,7 +168,6 @@ void Lane::leave_locked(bool again) {
   ::shutdown(fd(), SHUT_RDWR);
   io_.remove(*this);
   fd_.reset();
-  // With back-off: hundreds of lanes that find others quicker would connect in vain all the time.
   if (again) schedule_dial_locked();
 }
 
@@ -217,6 +203,8 @@ std::vector<Work> Lane::shutdown() {
     work = take_unfinished_locked();
     load_.store(0);
     if (!assisted_) fd_.reset();
+  } else {
+    give_up_turn_locked();
   }
   return work;
 }

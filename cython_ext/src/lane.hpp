@@ -53,11 +53,13 @@ class Lane : public Handler, public std::enable_shared_from_this<Lane> {
   virtual uint64_t distance(const Transfer &) const { return 0; }
 
  protected:
-  // ---- what a kind of lane does, under the lock but for the first two
-  // Before it dials: why that is of no use now; with MP_LIMIT it may be in a moment.
+  // ---- what a kind of lane does, under the lock but for the first one
+  // Before it dials: why that is of no use now.
   virtual Error hindrance() { return {}; }
-  // The socket is there: makes room for what begin_locked() takes.
-  virtual void make_room() {}
+  // Whether it has what it needs of a bounded supply. If not it waits for its turn, and dials then.
+  virtual bool admitted_locked() { return true; }
+  // Gives that back, before begin_locked() has made anything of it.
+  virtual void give_up_turn_locked() {}
   // The socket has had its handshake. Calls opened_locked() now or later, or cut_locked().
   virtual void begin_locked() = 0;
   virtual void drive_locked() = 0;
@@ -96,7 +98,7 @@ class Lane : public Handler, public std::enable_shared_from_this<Lane> {
   // The lane takes work from here on.
   void opened_locked();
   void cut_locked(Error cause);
-  // Ends its connection, on which nothing is under way. It rests then, or connects again at once.
+  // Ends its connection, on which nothing is under way. It rests then, or connects again.
   void leave_locked(bool again);
   bool can_leave_locked() const { return ready_.load() && !assisted_ && !busy_locked(); }
   void watch_progress_locked();
@@ -124,7 +126,6 @@ class Lane : public Handler, public std::enable_shared_from_this<Lane> {
   void on_dialed(uint64_t attempt, Dialed dialed);
   void failed_to_dial_locked(const Error &cause);
   void schedule_dial_locked();
-  void dial_at_locked(int64_t when);
   void check_opened(uint64_t attempt);
   void check_progress();
 

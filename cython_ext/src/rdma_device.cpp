@@ -177,12 +177,28 @@ std::string find_rdma_devices(std::vector<std::string> *names) {
   return names->empty() ? list.why_empty() : std::string();
 }
 
-bool RdmaHost::take_queue_pair() {
-  uint32_t now = queue_pairs_.load();
-  while (now < queue_pairs_max_) {
-    if (queue_pairs_.compare_exchange_weak(now, now + 1)) return true;
+bool RdmaHost::take_queue_pair(std::function<bool()> its_turn) {
+  std::lock_guard lock(queue_pairs_mutex_);
+  if (queue_pairs_ < queue_pairs_max_ && turns_.empty()) {
+    ++queue_pairs_;
+    return true;
   }
+  turns_.push_back(std::move(its_turn));
+  waiting_.store(turns_.size());
   return false;
+}
+
+void RdmaHost::give_queue_pair() {
+  std::unique_lock lock(queue_pairs_mutex_);
+  while (!turns_.empty()) {
+    const auto its_turn = std::move(turns_.front());
+    turns_.pop_front();
+    waiting_.store(turns_.size());
+    lock.unlock();
+    if (its_turn()) return;  // goes from one to the other
+    lock.lock();
+  }
+  --queue_pairs_;
 }
 
 Error RdmaHost::open(const RdmaConfig &config) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -101,10 +102,12 @@ class RdmaHost {
   const std::vector<std::shared_ptr<Rail>> &rails() const { return rails_; }
   const std::shared_ptr<Rail> &rail(size_t i) const { return rails_[i]; }
   bool any_up() const;
-  // One of the engine's queue pairs for requests is to be made. False when it has as many as it may.
-  bool take_queue_pair();
-  void give_queue_pair() { queue_pairs_.fetch_sub(1); }
-  bool queue_pairs_left() const { return queue_pairs_.load() < queue_pairs_max_; }
+  // One of the engine's queue pairs for requests is to be made. False when it has as many as it may, or others wait:
+  // then `its_turn` is called once, in the order in which they came, when it has been counted. It may be called by any
+  // thread, under the lock of a lane, and returns false when nobody wants it any more.
+  bool take_queue_pair(std::function<bool()> its_turn);
+  void give_queue_pair();
+  bool queue_pairs_wanted() const { return waiting_.load(std::memory_order_relaxed) > 0; }
   // Why no rail can be used.
   std::string why_not() const;
 
@@ -119,7 +122,10 @@ class RdmaHost {
   class Watcher;
 
   uint32_t queue_pairs_max_ = 0;
-  std::atomic<uint32_t> queue_pairs_{0};
+  std::mutex queue_pairs_mutex_;
+  uint32_t queue_pairs_ = 0;
+  std::deque<std::function<bool()>> turns_;
+  std::atomic<size_t> waiting_{0};  // its size
   std::vector<std::shared_ptr<RdmaDevice>> devices_;
   std::vector<std::shared_ptr<Rail>> rails_;
   std::vector<std::string> problems_;

@@ -21,6 +21,9 @@ constexpr int64_t kGrace = 10 * kMillisecond;
 constexpr int64_t kArmLateNs = kMillisecond;
 // How often a lane that takes nothing new looks whether it can leave.
 constexpr int64_t kGoBackNs = 5 * kMillisecond;
+// How long a lane that is always busy keeps its queue pair while others wait for one: connecting takes a few of these
+// milliseconds.
+constexpr int64_t kTurnNs = 100 * kMillisecond;
 
 Error no_room() {
   return make_error(MP_LIMIT, "the engine has as many queue pairs as it may have, and all are busy",
@@ -45,6 +48,7 @@ Error RdmaLane::not_ready() {
 }
 
 Error RdmaLane::not_ready_locked() const {
+  if (waits_) return no_room();
   return make_error(MP_TRANSPORT_UNAVAILABLE,
                     "rail " + rail_->label() + " to " + rdma_link_.remote_gid(remote_rail()) +
                         ": a lane was not ready within the connect deadline; packets may not pass between the two "
@@ -57,18 +61,49 @@ Error RdmaLane::not_ready_locked() const {
 // A port that went down says so, but not every device says that it is back.
 Error RdmaLane::hindrance() {
   if (!rail_->state().up) engine_.rdma->look_at(rail_);
-  if (Error error = rail_->unusable()) return error;
-  make_room();
-  return engine_.rdma->queue_pairs_left() ? Error{} : no_room();
+  return rail_->unusable();
 }
 
-void RdmaLane::make_room() { engine_.make_room_for_queue_pair(rdma_link_); }
+bool RdmaLane::admitted_locked() {
+  if (counted_ || waits_) return counted_;
+  counted_ = engine_.rdma->take_queue_pair([weak = weak_from_this(), host = std::weak_ptr(engine_.rdma)] {
+    const auto lane = weak.lock();
+    if (lane == nullptr) return false;
+    // On its own thread, since whoever gives one back may hold the lock of another lane.
+    lane->io().post([weak, host] {
+      if (const auto self = std::static_pointer_cast<RdmaLane>(weak.lock())) return self->its_turn();
+      if (const auto rdma = host.lock()) rdma->give_queue_pair();
+    });
+    return true;
+  });
+  waits_ = !counted_;
+  if (waits_) engine_.make_room_for_queue_pairs();
+  return counted_;
+}
+
+// A queue pair is counted for it.
+void RdmaLane::its_turn() {
+  std::shared_ptr<LaneLink> unused;
+  with_lock([&] {
+    waits_ = false;
+    counted_ = true;
+    if (shut_) return give_up_turn_locked();
+    if (!link_.established() || link_.has_work()) return;
+    // Others have done what it was wanted for.
+    give_up_turn_locked();
+    begin_resting();
+    unused = link_.weak_from_this().lock();
+  });
+  if (unused != nullptr) return unused->pass_on_work();
+  dial_now();
+}
+
+void RdmaLane::give_up_turn_locked() {
+  if (counted_) engine_.rdma->give_queue_pair();
+  counted_ = false;
+}
 
 void RdmaLane::begin_locked() {
-  counted_ = engine_.rdma->take_queue_pair();
-  // Says nothing about any rail of the peer.
-  if (!counted_ && rdma_link_.established()) return leave_locked(true);
-  if (!counted_) return cut_locked(no_room());
   choose_remote_locked();
   failed_ = true;
   Error error = RdmaQueue::make(rail_, engine_.config.rdma, false, &queue_);
@@ -273,6 +308,7 @@ bool RdmaLane::poll_locked() {
       hopeless_ &= ~(1u << remote_);
       // Nobody may have been there to hear that it is back.
       rdma_link_.remote_changed(remote_rail(), true);
+      turn_ends_ = now_ns() + kTurnNs;
       opened_locked();
     } else {
       completed_locked();
@@ -474,8 +510,8 @@ std::vector<Work> RdmaLane::take_unfinished_locked() {
   if (asleep_) left_ = std::move(channel_);
   channel_.reset();
   queue_.reset();
-  if (counted_) engine_.rdma->give_queue_pair();
-  armed_ = probing_ = going_back_ = counted_ = false;
+  give_up_turn_locked();
+  armed_ = probing_ = going_back_ = false;
   std::vector<Work> work;
   for (Frame &frame : frames_) work.push_back(std::move(frame.work));
   frames_.clear();

@@ -60,7 +60,9 @@ class RdmaLane final : public Lane {
   };
 
   Error hindrance() override;
-  void make_room() override;
+  bool admitted_locked() override;
+  void give_up_turn_locked() override;
+  void its_turn();
   void begin_locked() override;
   void on_events(uint32_t events) override;
   void on_completions();
@@ -112,6 +114,8 @@ class RdmaLane final : public Lane {
   uint32_t tried_ = 0, hopeless_ = 0, worked_ = 0;
   bool going_back_ = false;  // takes nothing new, to connect to the rail that it is meant for
   bool counted_ = false;     // among the engine's queue pairs
+  bool waits_ = false;       // ... or for its turn to be
+  int64_t turn_ends_ = 0;    // others may wait for its queue pair
   std::unique_ptr<RdmaQueue> queue_;
   std::shared_ptr<RdmaChannel> channel_, left_;  // ready when something completed; left_: a waiter still sleeps on it
   bool armed_ = false;

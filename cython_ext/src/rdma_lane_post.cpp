@@ -27,7 +27,8 @@ uint64_t RdmaLane::distance(const Transfer &transfer) const {
 }
 
 bool RdmaLane::start_frame_locked() {
-  const bool full = going_back_ || frames_.size() >= kFramesInFlight || used_ >= queue_->depth() ||
+  const bool over = engine_.rdma->queue_pairs_wanted() && now_ns() >= turn_ends_;
+  const bool full = over || going_back_ || frames_.size() >= kFramesInFlight || used_ >= queue_->depth() ||
                     load_.load(std::memory_order_relaxed) >= kBytesInFlight;
   if (full || !ready_.load(std::memory_order_relaxed)) return false;
   Work work;

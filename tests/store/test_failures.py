@@ -7,12 +7,15 @@ import os
 import signal
 import threading
 import time
+from typing import Any
 
 import pytest
+from engine_testing.leaks import eventually
 from store_testing import content, key, keys, say
 
 from moonpool.cluster import LocalCluster, local_cluster
 from moonpool.store_client import ROOT, NodeUnreachableError, NoSpaceError, Outcome, StoreClient
+from moonpool.transfer_engine import Transfer
 
 # The design says one second; a loaded machine that pauses is given more.
 PLACED_AGAIN_MAX = 10.0
@@ -145,3 +148,29 @@ def test_four_times_the_capacity_from_eight_clients(policy: str) -> None:
         for thread in threads:
             thread.join()
         assert not failed
+
+
+def test_a_writer_that_was_stopped_spoils_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = 7 << 20
+    options = {"put_begin": "300ms", "put_deadline": "500ms"}
+    with (
+        local_cluster(nodes=1, dram="8MiB", master_options=options) as cluster,
+        cluster.client() as slow,
+        cluster.client(space_wait=0.2) as other,
+    ):
+        engine, value = slow._core.engine, content(key("other"), size)
+        write, put_in, pins = engine.write, threading.Event(), list[Any]()
+
+        def late(*args: Any, **options: Any) -> Transfer:
+            # As if the process had been stopped just before, until its place was somebody else's.
+            if not put_in.is_set():
+                assert eventually(lambda: other.put("a", [key("other")], [value]).ok, 60)
+                pins.append(other.pin("a", [key("other")]))
+                put_in.set()
+            return write(*args, **options)
+
+        monkeypatch.setattr(engine, "write", late)
+        assert not slow.put("a", [key("slow")], [content(key("slow"), size)], timeout=3.0).ok
+        assert put_in.is_set()
+        # The one place that there is holds what was put there last, whole.
+        assert other.get("a", [key("other")])[0] == value

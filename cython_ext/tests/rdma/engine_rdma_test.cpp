@@ -3,6 +3,7 @@
 // Bytes over the rdma transport: every shape of transfer arrives as it was, over every rail, in as few requests as it
 // takes.
 #include <barrier>
+#include <deque>
 
 #include "support_rdma.hpp"
 
@@ -273,6 +274,30 @@ TEST_F(EngineRdmaPeers, NoWorkIsForgottenByALaneThatRests) {
     });
   }
   for (std::thread &thread : threads) thread.join();
+}
+
+// Lanes that are never idle give their queue pairs up after a while all the same.
+TEST_F(EngineRdmaPeers, PeersThatAreAlwaysAtWorkTakeTurns) {
+  std::vector<std::thread> threads;
+  std::atomic<size_t> served{0};
+  std::atomic<bool> failed{false};
+  for (size_t peer = 0; peer < kPeers; ++peer) {
+    threads.emplace_back([this, peer, &served, &failed] {
+      std::deque<TransferHandle> moving;
+      for (int done = 0; served.load() < kPeers && !failed.load(); ++done) {
+        while (moving.size() < 3) moving.push_back(start_with(peer, MP_READ, kMiB));
+        if (done == 10) served.fetch_add(1);
+        if (finish(moving.front()) != MP_COMPLETED) {
+          ADD_FAILURE() << "peer " << peer << ", after " << done << ": " << text_of(moving.front());
+          failed.store(true);
+        }
+        moving.pop_front();
+      }
+      for (const TransferHandle &one : moving) finish(one);
+    });
+  }
+  for (std::thread &thread : threads) thread.join();
+  EXPECT_LE(source_->stat({"rails", "queue_pairs"}), kAllowed);
 }
 
 }  // namespace
