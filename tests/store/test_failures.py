@@ -155,7 +155,7 @@ def test_a_writer_that_was_stopped_spoils_nothing(monkeypatch: pytest.MonkeyPatc
     options = {"put_begin": "300ms", "put_deadline": "500ms"}
     with (
         local_cluster(nodes=1, dram="8MiB", master_options=options) as cluster,
-        cluster.client() as slow,
+        cluster.client(space_wait=0.2) as slow,
         cluster.client(space_wait=0.2) as other,
     ):
         engine, value = slow._core.engine, content(key("other"), size)
@@ -170,7 +170,7 @@ def test_a_writer_that_was_stopped_spoils_nothing(monkeypatch: pytest.MonkeyPatc
             return write(*args, **options)
 
         monkeypatch.setattr(engine, "write", late)
-        assert not slow.put("a", [key("slow")], [content(key("slow"), size)], timeout=3.0).ok
+        assert not slow.put("a", [key("slow")], [content(key("slow"), size)], timeout=60.0).ok
         assert put_in.is_set()
         # The one place that there is holds what was put there last, whole.
         assert other.get("a", [key("other")])[0] == value
