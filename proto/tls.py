@@ -219,27 +219,29 @@ def _plain(connection: socket.socket, peer: str) -> TlsError | None:
 
 def _handshake(connection: socket.socket, tls: Tls, name: str, peer: str) -> TlsError | None:
     try:
-        with tls.context().wrap_socket(connection, server_hostname=name) as shaken:
-            # What the master thinks of our certificate comes after the handshake.
-            shaken.recv(1)
+        shaken = tls.context().wrap_socket(connection, server_hostname=name)
     except ssl.SSLCertVerificationError as error:
-        return TlsError(
-            f"the certificate of the master is not accepted for {name!r}",
-            peer=peer,
-            cause=error.verify_message,
-            hint=_hint(error),
-        )
+        what = f"the certificate of the master is not accepted for {name!r}"
+        return TlsError(what, peer=peer, cause=error.verify_message, hint=_hint(error))
     except ssl.SSLError as error:
-        reason = error.reason or str(error)
-        if "ALERT" in reason:
-            return TlsError(
-                "the master does not accept the certificate of this side",
-                peer=peer,
-                cause=reason.lower().replace("_", " "),
-                hint="one of the authority that tls_ca of the master names, valid today",
-            )
-        return TlsError("the master speaks no TLS", peer=peer, cause=reason.lower().replace("_", " "), hint=_NO_TLS)
-    return None
+        hint = "tls_cert, tls_key and tls_ca at the master too, or none here"
+        return TlsError("the master speaks no TLS", peer=peer, cause=_words(error), hint=hint)
+    # What the master thinks of our certificate comes after the handshake: its first frame, an alert, or the end.
+    with shaken:
+        try:
+            cause = "" if shaken.recv(1) else "it ended the connection after the handshake"
+        except (ssl.SSLError, ConnectionError) as error:
+            cause = _words(error)
+    if not cause:
+        return None
+    return TlsError(
+        "the master does not accept the certificate of this side",
+        peer=peer,
+        cause=cause,
+        hint="one of the authority that tls_ca of the master names, valid today",
+    )
 
 
-_NO_TLS: Final = "tls_cert, tls_key and tls_ca at the master too, or none here"
+def _words(error: OSError) -> str:
+    reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
+    return (reason or str(error)).lower().replace("_", " ")
