@@ -130,17 +130,19 @@ class Probes:
             self._end(probe)
 
     def _others(self, segment: Segment) -> list[Session]:
-        host = segment.row.host_id
-        nodes = {
-            other.session: other.row.host_id
-            for other in self._segments.all.values()
-            if other.session not in (None, segment.session)
-            and not (other.quarantined or other.reports or other.row.lost)
-        }
-        found = [who for who, its_host in nodes.items() if who is not None and who.outbox is not None]
+        found = list(
+            {
+                other.session
+                for other in self._segments.all.values()
+                if other.session is not None
+                and other.session is not segment.session
+                and other.session.outbox is not None
+                and not (other.quarantined or other.reports)
+            }
+        )
         random.shuffle(found)
         # Those of other hosts first: they come over the network, as clients do.
-        found.sort(key=lambda who: who.host_id == host)
+        found.sort(key=lambda who: who.host_id == segment.row.host_id)
         return found[:_OTHERS]
 
     def _end(self, probe: _Probe) -> None:
