@@ -61,7 +61,7 @@ def test_one_reporter_is_enough_when_other_nodes_cannot_read_there_either(pool: 
     order = its.nodes[1].probes[0]
     assert (order.address, order.region, order.incarnation) == ("127.0.0.1:1", "pool", its.nodes[0].incarnation)
     assert its.client.put(hashes(64)) == bytes(64), "the others take what comes"
-    time.sleep(1.0)
+    time.sleep(0.7)
     assert its.state(0) == pb.QUARANTINED, "nobody can read there yet"
     its.nodes[1].reaches = its.nodes[2].reaches = True
     eventually(lambda: its.state(0) == pb.ACTIVE, "it is back")
@@ -96,7 +96,7 @@ def test_a_node_that_answers_nothing_is_out_although_nobody_else_can_be_asked(po
     its.nodes[0].reaches = None
     its.report(0)
     assert its.state(0) == pb.QUARANTINED
-    time.sleep(1.0)
+    time.sleep(0.7)
     assert its.state(0) == pb.QUARANTINED
     its.nodes[0].reaches = True
     eventually(lambda: its.state(0) == pb.ACTIVE, "it is back")
