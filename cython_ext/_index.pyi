@@ -4,12 +4,14 @@
 Batches are packed as in ``proto/pool.proto``: hashes ``n x 32`` bytes, lengths and generations little-endian u64,
 statuses ``n`` bytes with numbers of ``ItemStatus``, extents of 32 bytes. Every method that takes a batch works on it
 without the GIL. All are thread-safe. A wrong type or size of an argument raises TypeError or ValueError and changes
-nothing; a segment that is not there raises KeyError; MemoryError, where the system gives no memory.
+nothing; a segment that is not there raises KeyError. Where the system gives no memory it is MemoryError, and nothing
+has changed either; but `abort`, `fenced` and `restore` may have done a part, which stays done, and `evict` returns what
+it has given up so far.
 
 Times are milliseconds of any clock that does not go back; the index has none of its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 HASH_BYTES: int
@@ -44,7 +46,10 @@ class ChunkIndex:
         Who is to be fenced there is not asked for any more.
         """
 
-    def sweep(self, now_ms: int, count_max: int) -> tuple[bytes, bool]:
+    def drop_unknown(self, known: Iterable[int]) -> None:
+        """After a restart: as `drop_segment` for each segment that only `restore` has named, but those `known`."""
+
+    def sweep(self, count_max: int) -> tuple[bytes, bool]:
         """Look at up to `count_max` slots for chunks that have lost all extents of a shard.
 
         Returns (slots of chunks that are removed, as in `evict`; whether the round is complete). The first call after
@@ -94,7 +99,7 @@ class ChunkIndex:
         not in `written` wait for `fenced`.
         """
 
-    def publish(self, slots: bytes, now_ms: int) -> bytes:
+    def publish(self, slots: bytes) -> bytes:
         """Second half: visible from now on.
 
         Returns what has all its shards now: records of u32 namespace, 32 bytes of hash.

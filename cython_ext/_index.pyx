@@ -8,6 +8,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.memory cimport unique_ptr
 from libcpp.string cimport string
+from libcpp.vector cimport vector
 
 from moonpool_index cimport (Hashes, IndexStats, Native, Outcome, SegmentStats, StartCall, kEpochMax, kExtentBytes,
                              kHashBytes, kHeaderBytes, kNone, kReplicasMax, kShardsMax, kUnit, kUnitsMax, string_view)
@@ -39,10 +40,12 @@ cdef class ChunkIndex:
         cdef uint64_t its_seed = _u64(seed, "seed")
         if most == 0:
             raise ValueError("chunks_max must be at least 1")
+        if policy not in _POLICIES:
+            raise ValueError(f'there is no policy "{policy}". Choose from: {", ".join(_POLICIES)}')
         with nogil:
             self._index = Native.make(string_view(name_at, name_bytes), most, its_epoch, its_seed)
         if not self._index:
-            raise ValueError(f'there is no policy "{policy}". Choose from: {", ".join(_POLICIES)}')
+            raise MemoryError("the index found no memory")
         self._policy = policy
 
     # ---- segments
@@ -72,12 +75,20 @@ cdef class ChunkIndex:
             outcome = self._index.get().drop_segment(number)
         _check(outcome, segment)
 
-    def sweep(self, now_ms, count_max):
+    def drop_unknown(self, known):
+        cdef vector[uint32_t] numbers
+        for segment in known:
+            numbers.push_back(_segment(segment))
+        cdef Outcome outcome
+        with nogil:
+            outcome = self._index.get().drop_unknown(numbers)
+        _check(outcome)
+
+    def sweep(self, count_max):
         cdef uint32_t most = _u32(count_max, "count_max")
         cdef string slots
         cdef cbool complete = False
         cdef Outcome outcome
-        _time(now_ms, "now_ms")
         with nogil:
             outcome = self._index.get().sweep(most, &slots, &complete)
         _check(outcome)
@@ -141,12 +152,11 @@ cdef class ChunkIndex:
         _check(outcome)
         return statuses, <bytes>slots, <bytes>records
 
-    def publish(self, bytes slots not None, now_ms):
+    def publish(self, bytes slots not None):
         cdef size_t count = 0
         cdef const uint8_t *slots_at = _slots(slots, &count)
         cdef string keys
         cdef Outcome outcome
-        _time(now_ms, "now_ms")
         with nogil:
             outcome = self._index.get().publish(slots_at, count, &keys)
         _check(outcome)

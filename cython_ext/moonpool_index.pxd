@@ -85,6 +85,7 @@ cdef extern from "index.hpp" namespace "moonpool::index" nogil:
         Outcome add_segment(uint32_t, uint64_t, uint32_t, int64_t, int64_t)
         Outcome set_segment(uint32_t, cbool, cbool)
         Outcome drop_segment(uint32_t)
+        Outcome drop_unknown(const vector[uint32_t] &)
         Outcome sweep(uint32_t, string *, cbool *)
         Outcome chunks_in(uint32_t, uint32_t, string *)
         Outcome segment_stats(uint32_t, SegmentStats *)

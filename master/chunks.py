@@ -7,7 +7,7 @@ import asyncio
 import secrets
 from typing import Final
 
-from moonpool.master.core import Core, granted_ms, now_ms
+from moonpool.master.core import Core, granted_ms
 from moonpool.master.errors import InvalidRequestError, LimitError, UnsupportedError
 from moonpool.master.events import Entry
 from moonpool.master.packed import HASH_BYTES, count_of, sized
@@ -93,9 +93,7 @@ class ChunkCalls:
         if failure is not None:
             core.index.revoke(slots)
             raise failure
-        complete = core.index.publish(slots, now_ms())
-        if complete:
-            core.events.add(Entry(pb.Event.COMMITTED, complete))
+        core.publish(slots)
 
     def PutAbort(self, request: pb.PutAbortRequest) -> pb.ItemsReply:
         """Give up what PutStart gave."""

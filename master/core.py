@@ -24,6 +24,7 @@ from moonpool.master.errors import (
 from moonpool.master.events import Entry, Events
 from moonpool.master.fences import Fences
 from moonpool.master.metrics import Metrics
+from moonpool.master.probes import Probes
 from moonpool.master.replays import Replays
 from moonpool.master.segments import Segment, Segments
 from moonpool.master.sessions import Session, Sessions
@@ -79,6 +80,7 @@ class Core:
         self.sessions = Sessions(settings.sessions_max)
         self.segments = Segments(self.index, store, self.events)
         self.fences = Fences(self.index, self.sessions, self.segments, self.freed)
+        self.probes = Probes(self.segments, self.metrics)
         self.supervisor = Supervisor()
         self.closing = asyncio.Event()
         self.sweep_round = 0
@@ -96,6 +98,7 @@ class Core:
         self._undeleted = bytearray()
         self._deleting = asyncio.Lock()
         self._unreclaimed = bytearray()
+        self._unpublished: list[bytes] = []
         self._hosts: dict[str, int] = {}
         self._space = asyncio.Event()
         self._naming: dict[str, asyncio.Future[int]] = {}
@@ -118,7 +121,7 @@ class Core:
             rows = [dataclasses.replace(row, draining=True) for row in rows]
         for row in rows:
             self.segments.restore(row)
-        self.segments.drop_unknown(self.store.new_segment())
+        self.segments.drop_unknown()
         if rows:
             self.held_until_ms = granted_ms() + round(self.settings.lease_max * 1000)
             self._unheard_until_ms = granted_ms() + round(self.settings.session_timeout * 1000)
@@ -265,7 +268,8 @@ class Core:
                 retryable=True,
                 hint="see the disk; it is tried again without you, and asking again says when it is done",
             ) from error
-        self._reclaim(slots)
+        self._unreclaimed += slots
+        self._reclaim()
 
     async def delete_again(self) -> None:
         """Try once more what the store has not taken.
@@ -282,20 +286,38 @@ class Core:
                 slots, self._undeleted = bytes(self._undeleted), bytearray()
                 await self.delete(slots)
 
-    def _reclaim(self, slots: bytes) -> None:
-        if now_ms() < self.held_until_ms:
-            self._unreclaimed += slots
-        elif self.index.reclaim(slots, now_ms()):
+    def _reclaim(self) -> None:
+        slots = bytes(self._unreclaimed) if now_ms() >= self.held_until_ms else b""
+        freed = self.index.reclaim(slots, now_ms())
+        # Not before: without memory the index has done nothing, and the next round tries again.
+        del self._unreclaimed[: len(slots)]
+        if freed:
             self.freed()
 
     async def reclaim(self) -> None:
-        """Free what has waited for leases, for an earlier start's readers, or for the store."""
+        """Free what has waited for leases, for an earlier start's readers, for the store, or for memory."""
+        for slots in self._unpublished[:]:
+            self._publish(slots)
+            self._unpublished.remove(slots)
         await self.delete_again()
-        slots = b""
-        if now_ms() >= self.held_until_ms:
-            slots, self._unreclaimed = bytes(self._unreclaimed), bytearray()
-        if self.index.reclaim(slots, now_ms()):
-            self.freed()
+        self._reclaim()
+
+    def publish(self, slots: bytes) -> None:
+        """Make visible what is durable now.
+
+        Raises:
+            MemoryError: there was none. It is tried again, until it is visible.
+        """
+        try:
+            self._publish(slots)
+        except MemoryError:
+            self._unpublished.append(slots)
+            raise
+
+    def _publish(self, slots: bytes) -> None:
+        complete = self.index.publish(slots)
+        if complete:
+            self.events.add(Entry(pb.Event.COMMITTED, complete))
 
     @property
     def waiting_for_store(self) -> int:
@@ -306,13 +328,14 @@ class Core:
 
     def end_session(self, session: Session, why: str) -> None:
         """It is over: its pins end, its writes are given up, its segments are lost."""
+        session.given_up += 1
+        # First: without memory nothing has changed, and it is tried again.
+        self.index.drop_owner(session.owner)
         _log.info("session of %r ends: %s", session.name, why)
         self.sessions.end(session)
         self.replays.forget(session)
         self.heard(session.id)
-        session.given_up += 1
         session.pins.clear()
-        self.index.drop_owner(session.owner)
         for segment in self.segments.of(session):
             self.segments.lose(segment, why, self.sweep_round)
 

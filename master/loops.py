@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import Final
 
 from moonpool.master.core import Core, now_ms
 from moonpool.master.packed import pairs
+from moonpool.master.segments import Segment
 
 __all__ = ["start_loops"]
 
@@ -74,7 +76,7 @@ class _Sweep:
         core = self._core
         if core.sweep_round and not any(segment.row.lost for segment in core.segments.all.values()):
             return  # the first round is for records that were refused
-        slots, complete = core.index.sweep(now_ms(), _SWEEP_SLOTS)
+        slots, complete = core.index.sweep(_SWEEP_SLOTS)
         if slots:
             await core.to_the_end(core.delete(slots))
         if not complete:
@@ -112,8 +114,17 @@ def _used(core: Core) -> tuple[int, int, int]:
 
 def _segments(core: Core) -> None:
     settings, now = core.settings, now_ms()
-    core.segments.readmit(round(settings.quarantine * 1000), now, round(settings.heartbeat_interval * 2000))
+    for segment in core.segments.quiet(
+        round(settings.quarantine * 1000), now, round(settings.heartbeat_interval * 2000)
+    ):
+        core.probes.begin(segment, functools.partial(_readmit, core, segment))
     if now - core.started_ms > settings.segment_grace * 1000:
         for segment in list(core.segments.all.values()):
             if segment.session is None and not segment.row.lost:
                 core.segments.lose(segment, "it did not come back after the restart", core.sweep_round)
+
+
+def _readmit(core: Core, segment: Segment, works: bool) -> None:
+    if works and segment.quarantined:
+        core.segments.readmit(segment)
+        core.freed()

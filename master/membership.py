@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import logging
 from collections.abc import AsyncIterator, Iterable
 from typing import Any, Final
@@ -152,8 +153,11 @@ class MembershipCalls:
                 await asyncio.wait(waits.values(), return_when=asyncio.FIRST_COMPLETED)
                 if waits["send"].done():
                     del waits["send"]
-                    for fence in outbox.take():
-                        yield pb.HeartbeatReply(header=core.header, fence=fence)
+                    for order in outbox.take():
+                        if isinstance(order, pb.Fence):
+                            yield pb.HeartbeatReply(header=core.header, fence=order)
+                        else:
+                            yield pb.HeartbeatReply(header=core.header, probe=order)
                 if waits["read"].done():
                     try:
                         message = waits.pop("read").result()
@@ -179,6 +183,8 @@ class MembershipCalls:
             raise InvalidRequestError("a second Hello", hint="one for each stream")
         if kind == "fence_done":
             core.fences.done(session, message.fence_done.fence)
+        elif kind == "probe_done":
+            core.probes.done(session, message.probe_done)
         elif kind == "goodbye":
             core.end_session(session, "goodbye")
             return False
@@ -291,8 +297,13 @@ class MembershipCalls:
         session = core.sessions.get(request.session)
         segment = core.segments.get(request.segment)
         _log.info("%r reports segment %d: %s", session.name, request.segment, request.cause[:_TEXT_MAX])
-        core.segments.report(segment, session, now_ms(), round(core.settings.report_window * 1000))
+        if not core.segments.report(segment, session, now_ms(), round(core.settings.report_window * 1000)):
+            core.probes.begin(segment, functools.partial(self._probed, segment))
         return pb.ReportFailureReply(header=core.header)
+
+    def _probed(self, segment: Segment, works: bool) -> None:
+        if not works:
+            self._core.segments.quarantine(segment)
 
 
 def _of_another(segment: int) -> InvalidRequestError:

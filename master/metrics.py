@@ -40,6 +40,8 @@ class Metrics:
             "put_waits_calls": 0,
             "no_space_items": 0,
             "sessions_timed_out": 0,
+            "probes": 0,
+            "probes_failed": 0,
             "writes_expired_calls": 0,
         }
 

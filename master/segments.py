@@ -22,8 +22,6 @@ __all__ = ["Segment", "Segments"]
 _log = logging.getLogger("moonpool.master")
 # Reports of broken transfers say nothing so shortly after the master itself had connections cut.
 _AFTER_FENCE_MS: Final = 2000
-# Beyond so many numbers it would take too long to ask for each whether chunks name it.
-_NUMBERS_MAX: Final = 1 << 22
 
 
 @dataclass(eq=False)
@@ -36,7 +34,7 @@ class Segment:
         unfenced: incarnations that may have begun to write there under an earlier master. It takes nothing new before
             all are fenced.
         quarantined: neither written nor offered to readers.
-        reports: session -> when it last reported a failure.
+        reports: host, or session of none -> when it last reported a failure.
         reported_ms: when anybody last did.
         fence_ms: when a fence was last sent for it.
         lost_round: the round of sweeping in which it was lost.
@@ -46,7 +44,7 @@ class Segment:
     session: Session | None = None
     unfenced: set[bytes] = field(default_factory=set)
     quarantined: bool = False
-    reports: dict[bytes, int] = field(default_factory=dict)
+    reports: dict[str | bytes, int] = field(default_factory=dict)
     reported_ms: int = 0
     fence_ms: int = -_AFTER_FENCE_MS
     lost_round: int = -1
@@ -104,23 +102,10 @@ class Segments:
     def restore(self, row: SegmentRow) -> None:
         """Take a segment of an earlier start. Its chunks can be read when its node comes back."""
         self.all[row.segment] = Segment(row)
-        if row.lost:
-            # Its chunks' records had not all been removed.
-            self._drop(row.segment)
 
-    def drop_unknown(self, end: int) -> None:
-        """Chunks may name segments whose rows are gone: those are lost. Numbers from `end` on were never given."""
-        known = sum(number < end for number in self.all)
-        if known == end - 1 or end > _NUMBERS_MAX:
-            return
-        for number in range(1, end):
-            if number not in self.all:
-                self._drop(number)
-
-    def _drop(self, number: int) -> None:
-        # The index knows of a segment that was not mounted only when it has a chunk there.
-        with contextlib.suppress(KeyError):
-            self._index.drop_segment(number)
+    def drop_unknown(self) -> None:
+        """After all were restored: chunks may name others, or lost ones, and nobody will come back with those."""
+        self._index.drop_unknown([number for number, segment in self.all.items() if not segment.row.lost])
 
     def attach(self, segment: Segment, session: Session, ramp_up_ms: int, now_ms: int) -> None:
         """Its node is there: chunks in it can be read, and written unless somebody has to be fenced first."""
@@ -152,28 +137,47 @@ class Segments:
         self.lost += 1
         # Not waited for: when it is not kept, a later master gives the segment up because nobody mounts it.
         self._store.put_segment(segment.row)
-        self._drop(number)
+        # The index knows of a segment that was not mounted only when it has a chunk there.
+        with contextlib.suppress(KeyError):
+            self._index.drop_segment(number)
         self.tell(segment)
 
-    def report(self, segment: Segment, reporter: Session, now_ms: int, window_ms: int) -> None:
-        """Note that somebody met a failure there, and quarantine it if there are two, or the node is away."""
-        if now_ms - segment.fence_ms < _AFTER_FENCE_MS or segment.session is None:
-            return
-        segment.reports = {who: when for who, when in segment.reports.items() if now_ms - when <= window_ms}
-        segment.reports[reporter.id] = segment.reported_ms = now_ms
-        if not segment.quarantined and (len(segment.reports) >= 2 or segment.session.outbox is None):
+    def report(self, segment: Segment, reporter: Session, now_ms: int, window_ms: int) -> bool:
+        """Note that somebody met a failure there, and quarantine it if there are two, or the node is away.
+
+        Two clients of one host count as one: they have the same NIC. Returns whether there is nothing left to find out.
+        """
+        if segment.session is None:
+            return True
+        if now_ms - segment.fence_ms >= _AFTER_FENCE_MS:
+            segment.reports = {who: when for who, when in segment.reports.items() if now_ms - when <= window_ms}
+            segment.reports[reporter.host_id or reporter.id] = segment.reported_ms = now_ms
+            if len(segment.reports) >= 2 or segment.session.outbox is None:
+                self.quarantine(segment)
+        return segment.quarantined
+
+    def quiet(self, quiet_ms: int, now_ms: int, silent_ms: int) -> list[Segment]:
+        """Return the quarantined segments whose node is there and that nobody has reported for a while."""
+        return [
+            segment
+            for segment in self.all.values()
+            if segment.quarantined
+            and (node := segment.session) is not None
+            and node.outbox is not None
+            and now_ms - segment.reported_ms >= quiet_ms
+            and now_ms - node.seen_ms <= silent_ms
+        ]
+
+    def quarantine(self, segment: Segment) -> None:
+        """Have it neither written nor offered to readers."""
+        if not segment.quarantined:
             self.quarantines += 1
             self._quarantine(segment, True)
 
-    def readmit(self, quiet_ms: int, now_ms: int, silent_ms: int) -> None:
-        """Use quarantined segments again whose node is there and that nobody has reported for a while."""
-        for segment in self.all.values():
-            node = segment.session
-            if not segment.quarantined or node is None or node.outbox is None:
-                continue
-            if now_ms - segment.reported_ms >= quiet_ms and now_ms - node.seen_ms <= silent_ms:
-                segment.reports.clear()
-                self._quarantine(segment, False)
+    def readmit(self, segment: Segment) -> None:
+        """Use it again."""
+        segment.reports.clear()
+        self._quarantine(segment, False)
 
     def _quarantine(self, segment: Segment, quarantined: bool) -> None:
         segment.quarantined = quarantined

@@ -24,6 +24,7 @@ from moonpool.master.overview import OverviewCalls
 from moonpool.master.settings import MasterOptions, MasterSettings
 from moonpool.master.store import MetadataStore, open_store
 from moonpool.proto.auth import Verifier
+from moonpool.proto.tls import Tls
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -96,7 +97,7 @@ class MasterServer:
         verifier = None if settings.secret is None else Verifier(settings.secret)
         parts: list[object] = [ChunkCalls(core), MembershipCalls(core), OverviewCalls(core)]
         server.add_generic_rpc_handlers((Calls(core.metrics, verifier).handlers(parts),))
-        self.address = _bind(server, settings.listen)
+        self.address = _bind(server, settings)
         start_loops(core)
         if settings.http is not None:
             self._pages = StatusPages(core)
@@ -137,10 +138,12 @@ def _options(settings: MasterSettings) -> list[tuple[str, Any]]:
     ]
 
 
-def _bind(server: grpc.aio.Server, listen: str) -> str:
+def _bind(server: grpc.aio.Server, settings: MasterSettings) -> str:
+    listen, tls = settings.listen, Tls.of(settings)
     address = parse_address(listen)
+    credentials = None if tls is None else tls.server_credentials()
     try:
-        port = server.add_insecure_port(listen)
+        port = server.add_insecure_port(listen) if credentials is None else server.add_secure_port(listen, credentials)
     except RuntimeError as error:
         raise ListenError(
             f"could not listen on {listen}", cause=str(error), hint="another port, or see who has this one"

@@ -20,16 +20,16 @@ _NAME_MAX: Final = 255
 
 
 class Outbox:
-    """What waits to be written to the stream of a session: fences, of which there is a bounded number per node."""
+    """What waits to be written to the stream of a session: orders, of which there is a bounded number per node."""
 
     def __init__(self) -> None:
-        self.fences: list[pb.Fence] = []
+        self._orders: list[pb.Fence | pb.Probe] = []
         self.changed = asyncio.Event()
         self.closed = False
 
-    def put(self, fence: pb.Fence) -> None:
-        """Have a fence written."""
-        self.fences.append(fence)
+    def put(self, order: pb.Fence | pb.Probe) -> None:
+        """Have an order written."""
+        self._orders.append(order)
         self.changed.set()
 
     def close(self) -> None:
@@ -37,9 +37,9 @@ class Outbox:
         self.closed = True
         self.changed.set()
 
-    def take(self) -> list[pb.Fence]:
+    def take(self) -> list[pb.Fence | pb.Probe]:
         """Return what waits."""
-        taken, self.fences = self.fences, []
+        taken, self._orders = self._orders, []
         self.changed.clear()
         return taken
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from moonpool._index import SHARDS_MAX
 from moonpool.address import parse_address
 from moonpool.errors import ConfigError
+from moonpool.proto.tls import Tls
 from moonpool.settings import load, setting
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ class MasterOptions(TypedDict, total=False):
     http: str | None
     secret: bytes | str | None
     insecure: bool
+    tls_cert: str | None
+    tls_key: str | None
+    tls_ca: str | None
     cluster: str
     store: str
     policy: str
@@ -67,11 +71,18 @@ class MasterSettings:
     )
     secret: bytes | None = setting(
         None,
-        "Cluster secret, the same on every host. Every call proves it; it never crosses the wire. Calls are not "
-        "encrypted.",
+        "Cluster secret, the same on every host. Every call proves it; it never crosses the wire. Without TLS, calls "
+        "are not encrypted.",
         secret=True,
     )
-    insecure: bool = setting(False, "Allow listening beyond loopback without a secret.")
+    insecure: bool = setting(False, "Allow listening beyond loopback without a secret and without TLS.")
+    tls_cert: str | None = setting(
+        None,
+        "PEM file with the certificate of this master, and those between it and the authority. With `tls_key` and "
+        "`tls_ca` calls go over TLS, and both sides show a certificate.",
+    )
+    tls_key: str | None = setting(None, "PEM file with the key of `tls_cert`, without a passphrase.")
+    tls_ca: str | None = setting(None, "PEM file with the authority that callers' certificates have to come from.")
     cluster: str = setting("moonpool", "The name of the cluster, for people.")
     store: str = setting(
         "sqlite:moonpool.db",
@@ -137,14 +148,14 @@ class MasterSettings:
     )
     report_window: float = setting(
         10.0,
-        "Two sessions that report a segment within this time have it quarantined.",
+        "Clients of two hosts that report a segment within this time have it quarantined, whatever a probe says.",
         unit="seconds",
         minimum=0.01,
         maximum=_DAY,
     )
     quarantine: float = setting(
         5.0,
-        "A quarantined segment is used again when its node is there and nobody has reported it for so long.",
+        "A quarantined segment is used again when nobody has reported it for so long and a node can read there.",
         unit="seconds",
         minimum=0.01,
         maximum=_DAY,
@@ -193,10 +204,11 @@ class MasterSettings:
             parse_address(self.http)
         if self.secret is not None and not self.secret:
             raise ConfigError("secret is empty", hint="the cluster's secret, or no secret at all")
-        if self.secret is None and not self.insecure and not is_loopback(address.host):
+        tls = Tls.of(self)
+        if self.secret is None and tls is None and not self.insecure and not is_loopback(address.host):
             raise ConfigError(
                 f"listen is {self.listen}, beyond loopback, and there is no secret",
-                hint="secret=..., or insecure=true where everybody who can connect is trusted",
+                hint="secret=..., tls_cert=..., or insecure=true where everybody who can connect is trusted",
             )
         for less, more in (
             ("low_watermark", "high_watermark"),

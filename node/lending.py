@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Final
 
 from moonpool.address import Address, parse_address
 from moonpool.errors import MoonpoolError
+from moonpool.node.prober import Prober
 from moonpool.node.selftest import self_test
 from moonpool.proto import pool_pb2 as pb
 from moonpool.proto.errors import SegmentLostError
+from moonpool.proto.tls import Tls
 from moonpool.store_client.rpc import MasterLink
 from moonpool.store_client.session import Session
 from moonpool.transfer_engine import EngineSettings, TransferEngine
@@ -60,7 +62,8 @@ class Lending:
                 incarnation=bytes.fromhex(self.engine.incarnation),
                 capacity_bytes=region.nbytes,
             )
-            self.link = MasterLink(settings.master, settings.secret)
+            self.link = MasterLink(settings.master, settings.secret, Tls.of(settings))
+            self._prober = Prober(self.engine)
         except BaseException:
             self.engine.close()
             raise
@@ -72,6 +75,7 @@ class Lending:
             self.engine.incarnation,
             on_welcome=self._welcomed,
             on_fence=self._fence,
+            on_probe=self._prober.ask,
         )
 
     @property
@@ -89,6 +93,7 @@ class Lending:
                 # The session ends next, and the segment with it.
                 _log.info("unmount: %s", error)
         self.session.close()
+        self._prober.close()
         self.link.close()
         self.engine.close()
 

@@ -42,11 +42,13 @@ class StoreNode:
         options: single settings by name, see `NodeSettings`.
 
     Raises:
-        ConfigError: an unknown option or impossible value, or more memory than this host has.
+        ConfigError: an unknown option or impossible value, files for TLS that cannot be used, or more memory than this
+            host has.
         OutOfMemoryError: there is no such memory.
         ListenError: the address cannot be listened on.
         SelfTestError: what was written into the memory did not come back.
         AuthenticationError: node and master do not have the same secret.
+        TlsError: they do not agree on TLS.
         MasterUnavailableError: the master did not take the segment within `startup_timeout`.
 
     A context manager. It is closed at the end of the interpreter, if not before. Thread-safe.

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moonpool.address import parse_address
+from moonpool.proto.tls import Tls
 from moonpool.settings import load, setting
 
 __all__ = ["NodeSettings"]
@@ -42,6 +43,16 @@ class NodeSettings:
         None, "Cluster secret, the same for master, nodes and clients. It never crosses the wire.", secret=True
     )
     insecure: bool = setting(False, "Allow listening beyond loopback without a secret.")
+    tls_cert: str | None = setting(
+        None,
+        "PEM file with the certificate of this node, and those between it and the authority. With `tls_key` and "
+        "`tls_ca` calls go over TLS, and both sides show a certificate.",
+    )
+    tls_key: str | None = setting(None, "PEM file with the key of `tls_cert`, without a passphrase.")
+    tls_ca: str | None = setting(None, "PEM file with the authority that the master's certificate has to come from.")
+    tls_name: str | None = setting(
+        None, "Name that the certificate of the master is for. None: the host of its address, as a name or as an IP."
+    )
     huge_pages: str = setting(
         "auto",
         "Pages of 2 MiB: auto takes them where the kernel offers them, required fails without, never takes none.",
@@ -73,4 +84,5 @@ class NodeSettings:
         for address in (settings.master, settings.listen, settings.advertise):
             if address is not None:
                 parse_address(address)
+        Tls.of(settings)
         return settings

@@ -21,6 +21,7 @@ import grpc
 import grpc.aio
 
 from moonpool.proto.errors import AuthenticationError
+from moonpool.proto.tls import Tls
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -249,10 +250,17 @@ _OPTIONS: Final = (
 )
 
 
-def channel(master: str, secret: bytes | None) -> grpc.Channel:
-    """Return a channel to a master over which every call proves the secret, if there is one. Nothing is dialled yet."""
-    plain = grpc.insecure_channel(master, options=_OPTIONS)
-    return plain if secret is None else _SigningChannel(plain, Signer(secret))
+def channel(master: str, secret: bytes | None, tls: Tls | None = None) -> grpc.Channel:
+    """Return a channel to a master over which every call proves the secret, if there is one. Nothing is dialled yet.
+
+    Raises:
+        ConfigError: the files of `tls` cannot be used.
+    """
+    if tls is None:
+        inner = grpc.insecure_channel(master, options=_OPTIONS)
+    else:
+        inner = grpc.secure_channel(master, tls.channel_credentials(), options=(*_OPTIONS, *tls.channel_options()))
+    return inner if secret is None else _SigningChannel(inner, Signer(secret))
 
 
 def aio_channel(master: str, secret: bytes | None) -> grpc.aio.Channel:

@@ -29,6 +29,7 @@ __all__ = [
     "SegmentUnknownError",
     "SessionUnknownError",
     "StoreUnavailableError",
+    "TlsError",
     "UnsupportedError",
     "from_rpc_error",
     "status_of",
@@ -109,6 +110,12 @@ class MasterUnavailableError(RemoteError, ConnectionError):
     """The master cannot be reached. Whether it carried out the call is not known."""
 
     default_code = "UNAVAILABLE"
+
+
+class TlsError(RemoteError, ConnectionError):
+    """Caller and master do not agree on TLS: only one has certificates, or one does not accept the other's."""
+
+    default_code = "TLS"
 
 
 class CallDeadlineError(RemoteError, TimeoutError):

@@ -21,6 +21,7 @@ from moonpool.store_client.errors import (
     SelfTestError,
     StagingFullError,
     StoreArgumentError,
+    TlsError,
 )
 from moonpool.store_client.packing import ROOT
 from moonpool.store_client.pins import Pin
@@ -53,4 +54,5 @@ __all__ = [
     "StoreArgumentError",
     "StoreClient",
     "StoreClientSettings",
+    "TlsError",
 ]

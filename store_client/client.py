@@ -66,8 +66,9 @@ class StoreClient(Asking):
         options: single settings by name, see `StoreClientSettings`.
 
     Raises:
-        ConfigError: an unknown option or impossible value.
+        ConfigError: an unknown option or impossible value, or files for TLS that cannot be used.
         AddressError: `master` is no address.
+        TlsError: master and client do not agree on TLS.
         MasterUnavailableError: the master did not open a session within `startup_timeout`.
 
     A context manager. All methods are thread-safe. In a forked child they raise ForkedError.

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from moonpool.errors import MoonpoolError
 from moonpool.proto import pool_pb2 as pb
+from moonpool.proto.tls import Tls
 from moonpool.store_client.errors import (
     ClientClosedError,
     ClusterChangedError,
@@ -103,7 +104,7 @@ class Core:
         self._spoilt: OrderedDict[tuple[str, bytes], None] = OrderedDict()
         self._lock = threading.Lock()
         try:
-            self.link = MasterLink(settings.master, settings.secret)
+            self.link = MasterLink(settings.master, settings.secret, Tls.of(settings))
             self.host_id = settings.host_id or socket.gethostname()
             self.session = Session(self.link, pb.CLIENT, settings.name, self.host_id, self.engine.incarnation)
             self.segments = SegmentTable(self.engine, self.link, settings.avoid, settings.connect_timeout)

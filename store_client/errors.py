@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from moonpool.errors import MoonpoolError
-from moonpool.proto.errors import AuthenticationError, MasterUnavailableError
+from moonpool.proto.errors import AuthenticationError, MasterUnavailableError, TlsError
 from moonpool.proto.errors import RemoteError as MasterError
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "StagingFullError",
     "StoreArgumentError",
     "StoreTimeoutError",
+    "TlsError",
 ]
 
 

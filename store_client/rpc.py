@@ -17,7 +17,14 @@ from moonpool.errors import MoonpoolError
 from moonpool.proto import pool_pb2 as pb
 from moonpool.proto import pool_pb2_grpc
 from moonpool.proto.auth import channel
-from moonpool.proto.errors import CallDeadlineError, MasterClosedError, MasterUnavailableError, from_rpc_error
+from moonpool.proto.errors import (
+    CallDeadlineError,
+    MasterClosedError,
+    MasterUnavailableError,
+    TlsError,
+    from_rpc_error,
+)
+from moonpool.proto.tls import Tls, why_not
 from moonpool.store_client.errors import ClientClosedError
 
 __all__ = ["MasterIdentity", "MasterLink"]
@@ -28,6 +35,7 @@ _BACKOFF_FIRST: Final = 0.01
 _BACKOFF_LAST: Final = 0.5
 # One attempt may take so long before another is made: a connection can be dead without anybody noticing.
 _ATTEMPT_SECONDS: Final = 5.0
+_WHY_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True)
@@ -48,9 +56,10 @@ class MasterIdentity:
 class MasterLink:
     """A channel to the master. Thread-safe."""
 
-    def __init__(self, address: str, secret: bytes | None) -> None:
+    def __init__(self, address: str, secret: bytes | None, tls: Tls | None = None) -> None:
         self.address = address
-        self._channel = channel(address, secret)
+        self._tls = tls
+        self._channel = channel(address, secret, tls)
         self.stub: Any = pool_pb2_grpc.PoolStub(self._channel)  # type: ignore[no-untyped-call]  # generated
         self._lock = threading.Lock()
         self._identity: MasterIdentity | None = None
@@ -96,8 +105,10 @@ class MasterLink:
                 )
             except grpc.RpcError as error:
                 failure = self._failure(method, error)
-                if not isinstance(failure, MasterUnavailableError) or deadline - time.monotonic() <= delay:
+                if not isinstance(failure, MasterUnavailableError):
                     raise failure from error
+                if deadline - time.monotonic() <= delay:
+                    raise (self.why_not() or failure) from error
             except ValueError as error:  # the channel was closed by another thread
                 raise ClientClosedError("the client is closed", cause=str(error)) from error
             else:
@@ -106,6 +117,10 @@ class MasterLink:
             self.retries += 1
             self._closed.wait(delay * random.uniform(0.5, 1.0))
             delay = min(2 * delay, _BACKOFF_LAST)
+
+    def why_not(self) -> TlsError | None:
+        """Return why a master that cannot be reached cannot be, if that is for TLS. It asks the network."""
+        return why_not(self.address, self._tls, _WHY_SECONDS)
 
     def _name(self, request: Any) -> None:
         """Give a request its id, by which the master knows it when it is made again."""

@@ -16,7 +16,7 @@ import grpc
 
 from moonpool.errors import MoonpoolError
 from moonpool.proto import pool_pb2 as pb
-from moonpool.proto.errors import AuthenticationError, MasterUnavailableError, from_rpc_error
+from moonpool.proto.errors import AuthenticationError, MasterUnavailableError, TlsError, from_rpc_error
 from moonpool.store_client.rpc import MasterLink
 
 __all__ = ["Session"]
@@ -46,6 +46,7 @@ class Session:
         on_welcome: called on the session's thread after each Welcome. An exception ends the stream, which is opened
             again.
         on_fence: called on the session's thread; returns when the incarnation, given in hexadecimal, is cut off.
+        on_probe: called on the session's thread; returns at once, and calls what it is given with the answer later.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Session:
         *,
         on_welcome: Callable[[Session], None] | None = None,
         on_fence: Callable[[str], None] | None = None,
+        on_probe: Callable[[pb.Probe, Callable[[pb.ProbeDone], None]], None] | None = None,
     ) -> None:
         self.id = link.session = os.urandom(16)
         self._link = link
@@ -66,6 +68,7 @@ class Session:
         )
         self._on_welcome = on_welcome
         self._on_fence = on_fence
+        self._on_probe = on_probe
         self._lock = threading.Lock()
         self._pins: dict[int, pb.HeldPin] = {}
         self._lost_pins: set[int] = set()
@@ -89,11 +92,12 @@ class Session:
 
         Raises:
             AuthenticationError: master and client do not have the same secret.
+            TlsError: they do not agree on TLS.
             MasterUnavailableError: not in time.
         """
         deadline = time.monotonic() + timeout
         while not self._welcome.wait(min(_LOOK, max(0.0, deadline - time.monotonic()))):
-            if isinstance(self._refusal, AuthenticationError):
+            if isinstance(self._refusal, (AuthenticationError, TlsError)):
                 raise self._refusal
             if time.monotonic() < deadline:
                 continue
@@ -147,6 +151,8 @@ class Session:
                 self._failure = "the master ended the stream"
             except grpc.RpcError as error:
                 self._refusal = from_rpc_error(error, "the session could not be kept open", self._link.address)
+                if isinstance(self._refusal, MasterUnavailableError) and not self.opened:
+                    self._refusal = self._link.why_not() or self._refusal
                 self._failure = str(self._refusal)
             except Exception as error:  # noqa: BLE001 - whatever the owner's callback met, the session goes on
                 self._failure = f"{type(error).__name__}: {error}"
@@ -216,6 +222,8 @@ class Session:
         elif kind == "fence" and self._on_fence is not None:
             self._on_fence(reply.fence.incarnation.hex())
             outbox.put(pb.HeartbeatRequest(fence_done=pb.FenceDone(fence=reply.fence.fence)))
+        elif kind == "probe" and self._on_probe is not None:
+            self._on_probe(reply.probe, lambda done: outbox.put(pb.HeartbeatRequest(probe_done=done)))
 
 
 def _holdings(pins: list[pb.HeldPin]) -> Iterator[pb.Holding]:

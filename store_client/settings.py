@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moonpool.address import parse_address
+from moonpool.proto.tls import Tls
 from moonpool.settings import load, setting
 
 __all__ = ["StoreClientSettings"]
@@ -28,6 +29,16 @@ class StoreClientSettings:
     name: str = setting("client", "What the master and the nodes call this client, for people.")
     secret: bytes | None = setting(
         None, "Cluster secret, the same for master, nodes and clients. It never crosses the wire.", secret=True
+    )
+    tls_cert: str | None = setting(
+        None,
+        "PEM file with the certificate of this client, and those between it and the authority. With `tls_key` and "
+        "`tls_ca` calls go over TLS, and both sides show a certificate.",
+    )
+    tls_key: str | None = setting(None, "PEM file with the key of `tls_cert`, without a passphrase.")
+    tls_ca: str | None = setting(None, "PEM file with the authority that the master's certificate has to come from.")
+    tls_name: str | None = setting(
+        None, "Name that the certificate of the master is for. None: the host of its address, as a name or as an IP."
     )
     host_id: str | None = setting(None, "What tells hosts apart: replicas go to different ones. None: the host name.")
     timeout: float = setting(
@@ -114,4 +125,5 @@ class StoreClientSettings:
         """
         settings = load(cls, "store_client", arguments, file=file, environ=environ)
         parse_address(settings.master)
+        Tls.of(settings)
         return settings

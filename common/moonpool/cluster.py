@@ -89,18 +89,22 @@ class TiedProcess:
 
         Raises:
             ClusterError: it ended, or was not ready in time.
+
+        Whatever is raised, also by Ctrl-C: the process has ended then.
         """
         line = b""
-        while not line.endswith(b"\n"):
-            readable, _, _ = select.select([self._ready], [], [], max(0.0, deadline - time.monotonic()))
-            part = os.read(self._ready, 4096) if readable else b""
-            if not part:
-                how = "did not start" if readable else "was not ready in time"
-                self._stop()
-                error = ClusterError(f"the {self.what} {how}", cause=self.said())
-                self._close_own()
-                raise error
-            line += part
+        try:
+            while not line.endswith(b"\n"):
+                readable, _, _ = select.select([self._ready], [], [], max(0.0, deadline - time.monotonic()))
+                part = os.read(self._ready, 4096) if readable else b""
+                if not part:
+                    how = "did not start" if readable else "was not ready in time"
+                    self._stop()
+                    raise ClusterError(f"the {self.what} {how}", cause=self.said())
+                line += part
+        except BaseException:
+            self.end()
+            raise
         return line.decode().strip()
 
     def said(self) -> str:
@@ -194,7 +198,8 @@ class LocalCluster:
         """Start the master, where it was before if it was."""
         deadline = time.monotonic() + (_RESTART_SECONDS if self._address else _START_SECONDS)
         while True:
-            process = TiedProcess(
+            # Known before it is ready, so that `close` finds it whatever comes in between.
+            process = self._master = TiedProcess(
                 "master",
                 tied_command("master", "--listen", self._address or "127.0.0.1:0", "--store", self._store),
                 self._environment("MASTER", {"http": "none", **self._master_options}),
@@ -202,10 +207,10 @@ class LocalCluster:
             try:
                 line = process.wait_ready(deadline)
             except ClusterError:
+                self._master = None
                 if not self._address or time.monotonic() > deadline - 1.0:
                     raise
                 continue
-            self._master = process
             self._address = line.split()[-1]
             return
 

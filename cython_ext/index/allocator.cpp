@@ -214,7 +214,14 @@ uint64_t Allocator::largest_free() {
 // From the tree to the list of neighbours, with the gaps as free pieces.
 void Allocator::settle() {
   if (!loose_) return;
-  const std::vector<uint32_t> sorted = tree_.flatten(extents_);
+  const std::vector<uint32_t> sorted = tree_.sorted(extents_);
+  size_t gaps = 1;
+  for (size_t i = 0; i < sorted.size(); ++i) {
+    gaps += pieces_[sorted[i]].offset() > (i == 0 ? 0 : pieces_[sorted[i - 1]].end()) ? 1 : 0;
+  }
+  pieces_.reserve(gaps);
+  // From here on nothing throws.
+  tree_.clear();
   loose_ = false;
   first_ = last_ = kNone;
   uint64_t end = 0;

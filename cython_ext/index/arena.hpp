@@ -45,6 +45,15 @@ class Arena {
     return at;
   }
 
+  // So many more can be taken, wherever there is room, without std::bad_alloc.
+  void reserve(size_t count) {
+    size_t room = 0;
+    for (auto page = static_cast<uint32_t>(first_room_); room < count; ++page) {
+      map(page);
+      room += kPageItems - pages_[page]->count;
+    }
+  }
+
   // This number; false when it is taken.
   bool take(uint32_t at) {
     if (used(at)) return false;

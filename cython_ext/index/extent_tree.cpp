@@ -77,7 +77,7 @@ uint64_t ExtentTree::end() const {
   return end;
 }
 
-std::vector<uint32_t> ExtentTree::flatten(size_t count) {
+std::vector<uint32_t> ExtentTree::sorted(size_t count) const {
   std::vector<uint32_t> sorted, above;
   sorted.reserve(count);
   for (uint32_t at = root_; at != kNone || !above.empty();) {
@@ -90,7 +90,6 @@ std::vector<uint32_t> ExtentTree::flatten(size_t count) {
       above.pop_back();
     }
   }
-  root_ = kNone;
   return sorted;
 }
 

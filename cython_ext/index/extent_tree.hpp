@@ -25,8 +25,8 @@ class ExtentTree {
   void clear() { root_ = kNone; }
   // Where the last one ends.
   uint64_t end() const;
-  // All of them by rising offset; the tree is empty afterwards. Throws std::bad_alloc, before anything has changed.
-  std::vector<uint32_t> flatten(size_t count);
+  // All of them by rising offset.
+  std::vector<uint32_t> sorted(size_t count) const;
 
  private:
   static uint32_t priority(uint32_t piece) { return piece * 0x9e3779b1u ^ piece >> 15; }

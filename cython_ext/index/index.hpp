@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The chunk index of the master. What the calls mean is in _index.pyi; here batches come as pointers and counts, of the
-// sizes that _index.pyx has checked. Thread-safe: reads run at the same time, everything else alone. No call throws.
+// sizes that _index.pyx has checked. Thread-safe: reads run at the same time, everything else alone. No call throws,
+// and one that finds no memory leaves nothing half done (kNoMemory; _index.pyi says what it has done then).
 #pragma once
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -28,6 +30,7 @@
 #include "record.hpp"
 #include "segments.hpp"
 #include "table.hpp"
+#include "undo.hpp"
 #include "writes.hpp"
 
 namespace moonpool::index {
@@ -101,6 +104,7 @@ class ChunkIndex {
   Outcome add_segment(uint32_t number, uint64_t capacity, uint32_t host, int64_t ramp_up, int64_t now) noexcept;
   Outcome set_segment(uint32_t number, bool writable, bool readable) noexcept;
   Outcome drop_segment(uint32_t number) noexcept;
+  Outcome drop_unknown(const std::vector<uint32_t> &known) noexcept;
   Outcome sweep(uint32_t count_max, std::string *slots, bool *complete) noexcept;
   Outcome chunks_in(uint32_t number, uint32_t count_max, std::string *keys) noexcept;
   Outcome segment_stats(uint32_t number, SegmentStats *stats) noexcept;
@@ -145,6 +149,7 @@ class ChunkIndex {
  private:
   using Exclusive = std::unique_lock<RwLock>;
   using Pairs = std::vector<std::pair<uint32_t, uint16_t>>;  // owner, place of the segment
+  class GivenUp;
 
   ChunkIndex(std::string_view policy, uint32_t chunks_max, uint64_t epoch, uint64_t seed);
 
@@ -178,19 +183,29 @@ class ChunkIndex {
   bool may_go(uint32_t slot, int64_t now);
   uint64_t writable_bytes(const Chunk &chunk) const;
   uint32_t write_extents(const Shard &shard, uint8_t *out) const;
-  // Returns how many of them there still were.
-  size_t unpin_all(const std::vector<Pinned> &pins);
+  bool unpin_one(Pinned pinned);
 
   // ---- of writes
   ItemStatus start_one(const StartCall &call, size_t i, uint32_t *slot, Placement &placement, uint8_t *extents);
+  // All of it, or std::bad_alloc and the places are free.
+  void begin_write(const StartCall &call, size_t i, uint32_t *slot, const Place *places, uint32_t count);
+  void take_back(const StartCall &call, const uint8_t *statuses, size_t count);
   uint32_t parent_of(const StartCall &call, size_t i) const;
   Shard *written_by(uint32_t owner, uint32_t slot, uint32_t shard, uint64_t generation);
-  ItemStatus commit_one(Shard &shard, uint8_t written);
+  // Whether it can be committed; what is lost is given up.
+  ItemStatus may_commit(Shard &shard, uint8_t written);
   ItemStatus commit_missing(uint32_t slot, uint32_t shard, uint64_t generation) const;
-  Record record_of(uint32_t slot) const;
-  std::vector<uint32_t> oldest_commit(uint32_t slot, uint64_t *next);
+  void finish_commit(Shard &shard, uint8_t written);
+  // With a shard that is being committed: of its replicas those in `written`.
+  Record record_of(uint32_t slot, const Shard &committing, uint8_t written) const;
+  // The number of the oldest commit of this slot, and of the one after it; 0: there is none.
+  uint64_t oldest_commit(uint32_t slot, uint64_t *next);
+  // Calls `each(write)` for the writes of a commit.
+  template <class Each>
+  void each_of_commit(uint32_t slot, uint64_t number, Each each);
   void end_write(uint32_t write);
-  // Its extents are free, or wait for the fence of (owner, segment), which goes into `pairs`.
+  // Its extents are free, or wait for the fence of (owner, segment), which goes into `pairs` where the caller wants
+  // it and has made room there. Takes no memory.
   void give_up(uint32_t write, bool settled, Pairs *pairs);
   void append_pair(uint32_t owner, uint16_t segment, std::string *out) const;
   void append_pairs(Pairs pairs, std::string *out) const;

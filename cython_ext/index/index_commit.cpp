@@ -11,54 +11,72 @@ Outcome ChunkIndex::commit(uint32_t owner, Hashes hashes, const uint8_t *generat
                            std::string *records) noexcept {
   return guarded([&] {
     const Exclusive held = exclusive();
+    const auto written_of = [&](size_t i) -> uint8_t { return written != nullptr ? written[i] : 0xff; };
+    // Calls `each` for the first `count` that are OK.
+    const auto each_ok = [&](size_t count, const auto &each) {
+      for (size_t i = 0; i < count; ++i) {
+        if (statuses[i] != static_cast<uint8_t>(ItemStatus::kOk)) continue;
+        each(i, chunks_[find(hashes[i], hashes.name_space)].shard(shard));
+      }
+    };
+    size_t done = 0;
+    // Without their records they are not committed.
+    Undo undo([&] { each_ok(done, [&](size_t, Shard &its) { writes_[its.write].commit = 0; }); });
     std::string record;
-    for (size_t i = 0; i < hashes.count; ++i) {
-      const uint64_t generation = load_u64(generations + i * 8);
-      const uint32_t slot = find(hashes[i], hashes.name_space);
+    for (; done < hashes.count; ++done) {
+      const uint64_t generation = load_u64(generations + done * 8);
+      const uint32_t slot = find(hashes[done], hashes.name_space);
       Shard *found = written_by(owner, slot, shard, generation);
-      const ItemStatus status = found != nullptr ? commit_one(*found, written != nullptr ? written[i] : 0xff)
-                                                 : commit_missing(slot, shard, generation);
-      statuses[i] = static_cast<uint8_t>(status);
+      const ItemStatus status =
+          found != nullptr ? may_commit(*found, written_of(done)) : commit_missing(slot, shard, generation);
+      statuses[done] = static_cast<uint8_t>(status);
       if (status != ItemStatus::kOk) continue;
       record.clear();
-      encode(record_of(slot), slot, &record);
+      encode(record_of(slot, *found, written_of(done)), slot, &record);
       append_u32(slots, slot);
       append_u32(records, static_cast<uint32_t>(record.size()));
       records->append(record);
+      writes_[found->write].commit = ++commits_;
     }
+    undo.keep();
+    each_ok(done, [&](size_t i, Shard &its) { finish_commit(its, written_of(i)); });
     return Outcome::kOk;
   });
 }
 
-ItemStatus ChunkIndex::commit_one(Shard &shard, uint8_t written) {
-  const uint32_t write = shard.write, owner = writes_[write].owner;
-  Place kept[kReplicasMax] = {}, rest[kReplicasMax] = {};
-  uint32_t count = 0, rest_count = 0;
-  bool any = false;
+ItemStatus ChunkIndex::may_commit(Shard &shard, uint8_t written) {
+  bool any = false, there = false;
   for (uint32_t r = 0; r < shard.replicas; ++r) {
-    const Place place = chunks_.place(shard, r);
-    const bool here = (written >> r & 1) != 0;
-    any = any || here;
-    (here && !segments_.lost(place) ? kept[count++] : rest[rest_count++]) = place;
+    if ((written >> r & 1) == 0) continue;
+    any = true;
+    there = there || !segments_.lost(chunks_.place(shard, r));
   }
   if (!any) return ItemStatus::kInvalid;
-  if (count == 0) {
-    Pairs pairs;
-    give_up(write, false, &pairs);
-    return ItemStatus::kNotOwner;
-  }
-  // What was not written may still be on its way.
-  for (uint32_t r = 0; r < rest_count; ++r) {
-    if (segments_.lost(rest[r])) {
-      segments_.give(rest[r]);
+  if (there) return ItemStatus::kOk;
+  give_up(shard.write, false, nullptr);
+  return ItemStatus::kNotOwner;
+}
+
+void ChunkIndex::finish_commit(Shard &shard, uint8_t written) {
+  const uint32_t owner = writes_[shard.write].owner, reserved = shard.replicas;
+  Place kept[kReplicasMax] = {};
+  uint32_t count = 0, waiting = 0;
+  for (uint32_t r = 0; r < shard.replicas; ++r) {
+    const Place place = chunks_.place(shard, r);
+    if (segments_.lost(place)) {
+      segments_.give(place);
+    } else if ((written >> r & 1) != 0) {
+      kept[count++] = place;
     } else {
-      condemned_.until_fenced(owner, shard.generation, rest[r]);
-      segments_.set_waiting(rest[r]);
+      // What was not written may still be on its way.
+      condemned_.until_fenced(owner, shard.generation, place);
+      segments_.set_waiting(place);
+      ++waiting;
     }
   }
+  condemned_.release(reserved - waiting);
   chunks_.set_places(shard, kept, count);
-  writes_.commit(write, ++commits_);
-  return ItemStatus::kOk;
+  writes_.committed(shard.write);
 }
 
 ItemStatus ChunkIndex::commit_missing(uint32_t slot, uint32_t shard, uint64_t generation) const {
@@ -68,7 +86,7 @@ ItemStatus ChunkIndex::commit_missing(uint32_t slot, uint32_t shard, uint64_t ge
   return its.state == ShardState::kCommitted ? ItemStatus::kAlready : ItemStatus::kNotOwner;
 }
 
-Record ChunkIndex::record_of(uint32_t slot) const {
+Record ChunkIndex::record_of(uint32_t slot, const Shard &committing, uint8_t written) const {
   const Chunk &chunk = chunks_[slot];
   Record record{};
   std::memcpy(record.hash, chunk.hash, kHashBytes);
@@ -77,13 +95,14 @@ Record ChunkIndex::record_of(uint32_t slot) const {
   record.shards = chunk.shards;
   for (uint32_t i = 0; i < chunk.shards; ++i) {
     const Shard &shard = chunk.shard(i);
+    const bool now = &shard == &committing;
     if (shard.state == ShardState::kAbsent || shard.replicas == 0) continue;
-    if (shard.state == ShardState::kWriting && writes_.arena()[shard.write].commit == 0) continue;
+    if (!now && shard.state == ShardState::kWriting && writes_.arena()[shard.write].commit == 0) continue;
     RecordShard &made = record.present.emplace_back();
     made = {static_cast<uint16_t>(i), shard.generation, shard.length, {}};
     for (uint32_t r = 0; r < shard.replicas; ++r) {
       const Place place = chunks_.place(shard, r);
-      if (segments_.lost(place)) continue;
+      if (segments_.lost(place) || (now && (written >> r & 1) == 0)) continue;
       made.extents.push_back(
           {segments_[place.segment].number, segments_[place.segment].space.offset(place.piece) * kUnit});
     }
@@ -92,44 +111,56 @@ Record ChunkIndex::record_of(uint32_t slot) const {
   return record;
 }
 
-// The writes of the oldest commit of this slot, and the number of the one after it or 0.
-std::vector<uint32_t> ChunkIndex::oldest_commit(uint32_t slot, uint64_t *next) {
-  std::vector<uint32_t> oldest;
+uint64_t ChunkIndex::oldest_commit(uint32_t slot, uint64_t *next) {
   *next = 0;
-  if (!chunks_.arena().used(slot) || chunks_[slot].state != ChunkState::kLive) return oldest;
+  if (!chunks_.arena().used(slot) || chunks_[slot].state != ChunkState::kLive) return 0;
   Chunk &chunk = chunks_[slot];
-  uint64_t number = 0;
+  uint64_t oldest = 0;
   for (uint32_t i = 0; i < chunk.shards && chunk.writes > 0; ++i) {
     const uint32_t write = chunk.shard(i).write;
     const uint64_t its = write == kNone ? 0 : writes_[write].commit;
-    if (its == 0) continue;
-    if (number == 0 || its < number) {
-      *next = number;
-      number = its;
-      oldest.clear();
-    } else if (its > number && (*next == 0 || its < *next)) {
+    if (its == 0 || its == oldest) continue;
+    if (oldest == 0 || its < oldest) {
+      *next = oldest;
+      oldest = its;
+    } else if (*next == 0 || its < *next) {
       *next = its;
     }
-    if (its == number) oldest.push_back(write);
   }
   return oldest;
+}
+
+template <class Each>
+void ChunkIndex::each_of_commit(uint32_t slot, uint64_t number, Each each) {
+  const auto of_it = [&](uint32_t write) { return write != kNone && writes_[write].commit == number; };
+  uint32_t left = 0;
+  for (uint32_t i = 0; i < chunks_[slot].shards; ++i) left += of_it(chunks_[slot].shard(i).write) ? 1 : 0;
+  // With the last of them the chunk may go.
+  for (uint32_t i = 0; left > 0; ++i) {
+    const uint32_t write = chunks_[slot].shard(i).write;
+    if (!of_it(write)) continue;
+    --left;
+    each(write);
+  }
 }
 
 Outcome ChunkIndex::publish(const uint8_t *slots, size_t count, std::string *keys) noexcept {
   return guarded([&] {
     const Exclusive held = exclusive();
+    // From here on nothing throws: what is durable has to become visible as a whole.
+    keys->reserve(keys->size() + count * (4 + kHashBytes));
     tell_capacity();
     for (size_t i = 0; i < count; ++i) {
       const uint32_t slot = load_u32(slots + i * 4);
       uint64_t next = 0;
-      const std::vector<uint32_t> oldest = oldest_commit(slot, &next);
-      if (oldest.empty()) continue;
+      const uint64_t oldest = oldest_commit(slot, &next);
+      if (oldest == 0) continue;
       Chunk &chunk = chunks_[slot];
-      for (const uint32_t write : oldest) {
+      each_of_commit(slot, oldest, [&](uint32_t write) {
         chunk.shard(writes_[write].shard).state = ShardState::kCommitted;
         end_write(write);
         ++chunk.committed;
-      }
+      });
       list(slot);
       if (visible(chunk)) append_key(keys, chunk);
     }
@@ -140,19 +171,20 @@ Outcome ChunkIndex::publish(const uint8_t *slots, size_t count, std::string *key
 Outcome ChunkIndex::revoke(const uint8_t *slots, size_t count) noexcept {
   return guarded([&] {
     const Exclusive held = exclusive();
-    Pairs pairs;
     for (size_t i = 0; i < count; ++i) {
       const uint32_t slot = load_u32(slots + i * 4);
       uint64_t next = 0;
-      for (const uint32_t write : oldest_commit(slot, &next)) {
+      const uint64_t oldest = oldest_commit(slot, &next);
+      if (oldest == 0) continue;
+      each_of_commit(slot, oldest, [&](uint32_t write) {
         if (next != 0) {
           // The next record names these extents too, and it may be durable: they share its fate.
           writes_[write].commit = next;
         } else {
           // Its owner had finished: nothing can be written there any more.
-          give_up(write, true, &pairs);
+          give_up(write, true, nullptr);
         }
-      }
+      });
     }
     return Outcome::kOk;
   });

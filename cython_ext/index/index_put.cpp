@@ -34,12 +34,17 @@ Outcome ChunkIndex::start(const StartCall &call, uint8_t *statuses, uint8_t *ext
     Placement placement(segments_, call.avoid, call.host, call.replicas, call.now, random_);
     uint32_t steps = kStepsMax;
     std::vector<uint32_t> used;
+    used.reserve(call.shard == 0 ? call.hashes.count : 0);
     for (size_t i = 0; i < call.hashes.count * call.replicas; ++i) write_no_extent(extents + i * kExtentBytes);
+    size_t done = 0;
+    // Whoever hears of no memory has not heard of what it was given.
+    Undo undo([&] { take_back(call, statuses, done); });
     find_each(call.hashes, [&](size_t i, uint32_t slot) {
       // It may have come with this very call.
       if (slot == kNone) slot = find(call.hashes[i], call.hashes.name_space);
       const ItemStatus status = start_one(call, i, &slot, placement, extents + i * call.replicas * kExtentBytes);
       statuses[i] = static_cast<uint8_t>(status);
+      done = i + 1;
       if (status != ItemStatus::kOk && status != ItemStatus::kAlready) return true;
       // As in locate(): a use that is counted already holds a lease, and the first shard stands for all.
       if (status == ItemStatus::kAlready && call.shard == 0 && chunks_[slot].leased() <= call.now) used.push_back(slot);
@@ -48,9 +53,19 @@ Outcome ChunkIndex::start(const StartCall &call, uint8_t *statuses, uint8_t *ext
       if (parent != kNone) family_.join(slot, parent, &steps);
       return true;
     });
+    undo.keep();
     std::for_each(used.rbegin(), used.rend(), [&](uint32_t slot) { policy_->on_touch(slot); });
     return Outcome::kOk;
   });
+}
+
+// What the first `count` of this call were given.
+void ChunkIndex::take_back(const StartCall &call, const uint8_t *statuses, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    if (statuses[i] != static_cast<uint8_t>(ItemStatus::kOk)) continue;
+    const uint32_t slot = find(call.hashes[i], call.hashes.name_space);
+    give_up(chunks_[slot].shard(call.shard).write, true, nullptr);
+  }
 }
 
 // `slot`: kNone when there is no such chunk yet; when this makes it, it is there afterwards.
@@ -84,18 +99,8 @@ ItemStatus ChunkIndex::start_one(const StartCall &call, size_t i, uint32_t *slot
     case Placement::Result::kPlaced:
       break;
   }
-  if (*slot == kNone) {
-    *slot = chunks_.add(call.hashes[i], call.hashes.name_space, call.shards);
-    table_.insert(hash_of(call.hashes[i], call.hashes.name_space), *slot);
-  }
-  Chunk &chunk = chunks_[*slot];
-  Shard &shard = chunk.shard(call.shard);
-  shard.generation = epoch_ << 40 | ++generations_;
-  shard.length = length;
-  shard.state = ShardState::kWriting;
-  shard.write = writes_.add(call.owner, *slot, call.shard, call.deadline);
-  chunks_.set_places(shard, places, count);
-  ++chunk.writes;
+  begin_write(call, i, slot, places, count);
+  const Shard &shard = chunks_[*slot].shard(call.shard);
   for (uint32_t r = 0; r < count; ++r) {
     Segment &segment = segments_[places[r].segment];
     segment.space.set_slot(places[r].piece, *slot);
@@ -103,6 +108,38 @@ ItemStatus ChunkIndex::start_one(const StartCall &call, size_t i, uint32_t *slot
                  segment.number);
   }
   return ItemStatus::kOk;
+}
+
+void ChunkIndex::begin_write(const StartCall &call, size_t i, uint32_t *slot, const Place *places, uint32_t count) {
+  Undo give_places([&] {
+    for (uint32_t r = 0; r < count; ++r) segments_.give(places[r]);
+  });
+  const bool fresh = *slot == kNone;
+  const uint32_t at = fresh ? chunks_.add(call.hashes[i], call.hashes.name_space, call.shards) : *slot;
+  Undo drop_chunk([&] {
+    if (fresh) chunks_.give(at);
+  });
+  Chunk &chunk = chunks_[at];
+  Shard &shard = chunk.shard(call.shard);
+  chunks_.set_places(shard, places, count);
+  Undo drop_places([&] { chunks_.set_places(shard, nullptr, 0); });
+  // It may be given up, and that must not need memory.
+  condemned_.reserve(count);
+  Undo release([&] { condemned_.release(count); });
+  const uint32_t write = writes_.add(call.owner, at, call.shard, call.deadline);
+  Undo drop_write([&] { writes_.remove(write); });
+  if (fresh) table_.insert(hash_of(call.hashes[i], call.hashes.name_space), at);
+  give_places.keep();
+  drop_chunk.keep();
+  drop_places.keep();
+  release.keep();
+  drop_write.keep();
+  shard.generation = epoch_ << 40 | ++generations_;
+  shard.length = load_u64(call.lengths + (call.one_length ? 0 : i * 8));
+  shard.state = ShardState::kWriting;
+  shard.write = write;
+  ++chunk.writes;
+  *slot = at;
 }
 
 // The shard that this owner writes under this generation, and has not committed; null: there is none.
@@ -124,18 +161,21 @@ void ChunkIndex::end_write(uint32_t write) {
 void ChunkIndex::give_up(uint32_t write, bool settled, Pairs *pairs) {
   const uint32_t slot = writes_[write].slot, owner = writes_[write].owner;
   Shard &shard = chunks_[slot].shard(writes_[write].shard);
+  const uint32_t reserved = writes_[write].commit == 0 ? shard.replicas : 0;
+  uint32_t waiting = 0;
   drop_lost_places(shard);
   if (settled) {
     free_places(shard);
   } else {
-    for (uint32_t r = 0; r < shard.replicas; ++r) {
-      const Place place = chunks_.place(shard, r);
+    for (; waiting < shard.replicas; ++waiting) {
+      const Place place = chunks_.place(shard, waiting);
       condemned_.until_fenced(owner, shard.generation, place);
       segments_.set_waiting(place);
-      pairs->emplace_back(owner, place.segment);
+      if (pairs != nullptr) pairs->emplace_back(owner, place.segment);
     }
     chunks_.set_places(shard, nullptr, 0);
   }
+  condemned_.release(reserved - waiting);
   shard.state = ShardState::kAbsent;
   end_write(write);
   forget_if_empty(slot);
@@ -145,18 +185,21 @@ Outcome ChunkIndex::abort(uint32_t owner, Hashes hashes, const uint8_t *generati
                           uint8_t *statuses) noexcept {
   return guarded([&] {
     const Exclusive held = exclusive();
-    Pairs pairs;
     for (size_t i = 0; i < hashes.count; ++i) {
       const uint64_t generation = load_u64(generations + i * 8);
       const Shard *found = written_by(owner, find(hashes[i], hashes.name_space), shard, generation);
       ItemStatus status = ItemStatus::kOk;
       if (found != nullptr) {
-        give_up(found->write, settled, &pairs);
+        give_up(found->write, settled, nullptr);
       } else {
         // It was given up before, and only now is known that nothing can be written any more.
-        const auto places = settled ? condemned_.take_settled(owner, generation) : std::vector<Place>();
-        for (const Place place : places) segments_.give(place);
-        if (places.empty()) status = ItemStatus::kNotOwner;
+        status = ItemStatus::kNotOwner;
+        if (settled) {
+          condemned_.take_settled(owner, generation, [&](Place place) {
+            segments_.give(place);
+            status = ItemStatus::kOk;
+          });
+        }
       }
       statuses[i] = static_cast<uint8_t>(status);
     }
@@ -164,14 +207,33 @@ Outcome ChunkIndex::abort(uint32_t owner, Hashes hashes, const uint8_t *generati
   });
 }
 
+// Room for what these writes may come to wait for.
+class ChunkIndex::GivenUp {
+ public:
+  explicit GivenUp(ChunkIndex &index) : index_(index) {}
+  void count(const Write &write) { count_ += index_.chunks_[write.slot].shard(write.shard).replicas; }
+  // Throws std::bad_alloc; nothing after it does.
+  void reserve(std::string *out) {
+    pairs.reserve(count_);
+    out->reserve(out->size() + count_ * 8);
+  }
+  Pairs pairs;
+
+ private:
+  ChunkIndex &index_;
+  size_t count_ = 0;
+};
+
 Outcome ChunkIndex::expire(int64_t now, std::string *pairs) noexcept {
   return guarded([&] {
     const Exclusive held = exclusive();
-    Pairs given_up;
+    GivenUp given_up(*this);
+    writes_.each_expired(now, [&](const Write &write) { given_up.count(write); });
+    given_up.reserve(pairs);
     for (uint32_t write = writes_.expired(now); write != kNone; write = writes_.expired(now)) {
-      give_up(write, false, &given_up);
+      give_up(write, false, &given_up.pairs);
     }
-    append_pairs(std::move(given_up), pairs);
+    append_pairs(std::move(given_up.pairs), pairs);
     return Outcome::kOk;
   });
 }
@@ -179,12 +241,14 @@ Outcome ChunkIndex::expire(int64_t now, std::string *pairs) noexcept {
 Outcome ChunkIndex::drop_owner(uint32_t owner, std::string *pairs) noexcept {
   return guarded([&] {
     const Exclusive held = exclusive();
-    unpin_all(pins_.take_owner(owner));
-    Pairs given_up;
+    GivenUp given_up(*this);
+    writes_.each_of_owner(owner, [&](const Write &write) { given_up.count(write); });
+    given_up.reserve(pairs);
+    pins_.take_owner(owner, [&](Pinned pinned) { unpin_one(pinned); });
     for (uint32_t write = writes_.of_owner(owner); write != kNone; write = writes_.of_owner(owner)) {
-      give_up(write, false, &given_up);
+      give_up(write, false, &given_up.pairs);
     }
-    append_pairs(std::move(given_up), pairs);
+    append_pairs(std::move(given_up.pairs), pairs);
     return Outcome::kOk;
   });
 }
@@ -214,7 +278,7 @@ Outcome ChunkIndex::fenced(uint32_t owner, uint32_t number, uint64_t *bytes) noe
     *bytes = 0;
     const uint32_t at = segments_.place_of(number);
     if (at == kNone) return Outcome::kOk;
-    for (const Place place : condemned_.take_fenced(owner, static_cast<uint16_t>(at))) *bytes += segments_.give(place);
+    condemned_.take_fenced(owner, static_cast<uint16_t>(at), [&](Place place) { *bytes += segments_.give(place); });
     return Outcome::kOk;
   });
 }

@@ -122,41 +122,41 @@ uint32_t ChunkIndex::write_extents(const Shard &shard, uint8_t *out) const {
 Outcome ChunkIndex::pin(uint32_t owner, uint64_t pin, Hashes hashes, uint8_t *statuses) noexcept {
   return guarded([&] {
     const Exclusive held = exclusive();
+    std::vector<Pinned> found;
     find_each(hashes, [&](size_t i, uint32_t slot) {
       ItemStatus status = ItemStatus::kNotFound;
       if (slot != kNone && visible(chunks_[slot])) {
         status = ItemStatus::kChunksMax;
         // As many as there may be chunks: a bound, and one that nobody meets who unpins.
-        if (pins_.count() < chunks_max_) {
-          pins_.add(owner, pin, {slot, chunks_[slot].birth});
-          ++chunks_[slot].pins;
+        if (pins_.count() + found.size() < chunks_max_) {
+          found.push_back({slot, chunks_[slot].birth});
           status = ItemStatus::kOk;
         }
       }
       statuses[i] = static_cast<uint8_t>(status);
       return true;
     });
+    if (!found.empty()) pins_.add(owner, pin, found);
+    for (const Pinned pinned : found) ++chunks_[pinned.slot].pins;
     return Outcome::kOk;
   });
 }
 
-size_t ChunkIndex::unpin_all(const std::vector<Pinned> &pins) {
-  size_t count = 0;
-  for (const Pinned pinned : pins) {
-    if (!chunks_.arena().used(pinned.slot)) continue;
-    Chunk &chunk = chunks_[pinned.slot];
-    // Another birth: it was lost, and the slot has another chunk.
-    if (chunk.birth != pinned.birth || chunk.state != ChunkState::kLive) continue;
-    --chunk.pins;
-    ++count;
-  }
-  return count;
+// Whether it was still there.
+bool ChunkIndex::unpin_one(Pinned pinned) {
+  if (!chunks_.arena().used(pinned.slot)) return false;
+  Chunk &chunk = chunks_[pinned.slot];
+  // Another birth: it was lost, and the slot has another chunk.
+  if (chunk.birth != pinned.birth || chunk.state != ChunkState::kLive) return false;
+  --chunk.pins;
+  return true;
 }
 
 Outcome ChunkIndex::unpin(uint32_t owner, uint64_t pin, size_t *count) noexcept {
   return guarded([&] {
     const Exclusive held = exclusive();
-    *count = unpin_all(pins_.take(owner, pin));
+    *count = 0;
+    for (const Pinned pinned : pins_.take(owner, pin)) *count += unpin_one(pinned) ? 1 : 0;
     return Outcome::kOk;
   });
 }

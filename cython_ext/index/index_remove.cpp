@@ -13,6 +13,7 @@ constexpr uint32_t kLooksMax = 100'000;
 Outcome ChunkIndex::remove(Hashes hashes, uint8_t *statuses, std::string *slots) noexcept {
   return guarded([&] {
     const Exclusive held = exclusive();
+    slots->reserve(slots->size() + hashes.count * 4);
     for (size_t i = 0; i < hashes.count; ++i) {
       const uint32_t slot = find(hashes[i], hashes.name_space);
       ItemStatus status = ItemStatus::kNotFound;
@@ -42,6 +43,7 @@ Outcome ChunkIndex::remove_prefix(uint32_t name_space, const uint8_t *hash, std:
         family.push_back(child);
       }
     }
+    slots->reserve(slots->size() + family.size() * 4);
     for (const uint32_t slot : family) {
       const Chunk &chunk = chunks_[slot];
       if (chunk.pins != 0) {
@@ -85,6 +87,14 @@ Outcome ChunkIndex::evict(uint64_t want, int64_t now, std::string *slots, std::s
     while (*bytes < want) {
       const uint32_t slot = policy_->victim(may_go_now, &looks);
       if (slot == kNone) break;
+      try {
+        slots->reserve(slots->size() + 4);
+        keys->reserve(keys->size() + 4 + kHashBytes);
+      } catch (const std::bad_alloc &) {
+        // The caller has to hear of those that are given up already.
+        if (slots->empty()) throw;
+        break;
+      }
       *bytes += writable_bytes(chunks_[slot]);
       append_u32(slots, slot);
       append_key(keys, chunks_[slot]);
@@ -99,9 +109,19 @@ Outcome ChunkIndex::reclaim(const uint8_t *slots, size_t count, int64_t now, uin
   return guarded([&] {
     const Exclusive held = exclusive();
     *bytes = 0;
+    const auto removed = [&](uint32_t slot) {
+      return chunks_.arena().used(slot) && chunks_[slot].state == ChunkState::kRemoved;
+    };
+    size_t reads = 0;
     for (size_t i = 0; i < count; ++i) {
       const uint32_t slot = load_u32(slots + i * 4);
-      if (!chunks_.arena().used(slot) || chunks_[slot].state != ChunkState::kRemoved) continue;
+      if (!removed(slot) || chunks_[slot].leased() <= now) continue;
+      for (uint32_t s = 0; s < chunks_[slot].shards; ++s) reads += chunks_[slot].shard(s).replicas;
+    }
+    condemned_.reserve_reads(reads);
+    for (size_t i = 0; i < count; ++i) {
+      const uint32_t slot = load_u32(slots + i * 4);
+      if (!removed(slot)) continue;
       Chunk &chunk = chunks_[slot];
       const int64_t until = chunk.leased();
       for (uint32_t s = 0; s < chunk.shards; ++s) {
@@ -114,6 +134,7 @@ Outcome ChunkIndex::reclaim(const uint8_t *slots, size_t count, int64_t now, uin
       }
       chunks_.give(slot);
     }
+    condemned_.release_reads();  // when a slot was named twice
     Place place = {};
     while (condemned_.take_read(now, &place)) *bytes += segments_.give(place);
     return Outcome::kOk;

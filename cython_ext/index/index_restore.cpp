@@ -46,38 +46,45 @@ Outcome ChunkIndex::restore(const uint8_t *slots, size_t count, const uint8_t *r
 
 // The row is to be deleted: a sweep names it. Meanwhile nobody else has its slot.
 void ChunkIndex::refuse(uint32_t slot) {
+  if (!chunks_.arena().used(slot)) {
+    refused_slots_.push_back(slot);
+    Undo undo([&] { refused_slots_.pop_back(); });
+    if (slot < chunks_max_) chunks_[chunks_.add(kNoHash, 0, 1, slot)].state = ChunkState::kRemoved;
+    undo.keep();
+  }
   ++refused_;
-  if (chunks_.arena().used(slot)) return;
-  refused_slots_.push_back(slot);
-  if (slot >= chunks_max_) return;
-  chunks_[chunks_.add(kNoHash, 0, 1, slot)].state = ChunkState::kRemoved;
 }
 
 bool ChunkIndex::restore_one(uint32_t slot, const uint8_t *bytes, size_t size) {
   Record record;
   if (slot >= chunks_max_ || chunks_.arena().used(slot) || !decode(bytes, size, slot, &record)) return false;
   if (find(record.hash, record.name_space) != kNone) return false;
+  const std::string key = packed_key(record.name_space, record.hash);
   chunks_.add(record.hash, record.name_space, record.shards, slot);
   Chunk &chunk = chunks_[slot];
-  for (const RecordShard &from : record.present) {
-    if (restore_shard(from, chunk, slot)) continue;
+  Undo drop_chunk([&] {
     for (uint32_t i = 0; i < chunk.shards; ++i) free_places(chunk.shard(i));
     chunks_.give(slot);
-    return false;
+  });
+  for (const RecordShard &from : record.present) {
+    if (!restore_shard(from, chunk, slot)) return false;
   }
+  const uint32_t parent = is_no_hash(record.parent) ? kNone : find(record.parent, record.name_space);
+  auto orphan = orphans_.end();
+  if (parent == kNone && !is_no_hash(record.parent)) {
+    orphan = orphans_.emplace(packed_key(record.name_space, record.parent), slot);
+  }
+  Undo drop_orphan([&] {
+    if (orphan != orphans_.end()) orphans_.erase(orphan);
+  });
   table_.insert(hash_of(record.hash, record.name_space), slot);
+  drop_orphan.keep();
+  drop_chunk.keep();
   chunk.committed = static_cast<uint16_t>(record.present.size());
   uint32_t steps = UINT16_MAX;
-  if (!is_no_hash(record.parent)) {
-    const uint32_t parent = find(record.parent, record.name_space);
-    if (parent != kNone) {
-      family_.join(slot, parent, &steps);
-    } else {
-      orphans_.emplace(packed_key(record.name_space, record.parent), slot);
-    }
-  }
+  if (parent != kNone) family_.join(slot, parent, &steps);
   list(slot);
-  const auto [first, last] = orphans_.equal_range(packed_key(record.name_space, record.hash));
+  const auto [first, last] = orphans_.equal_range(key);
   for (auto at = first; at != last; ++at) {
     // It may be gone again, or another chunk.
     if (chunks_.arena().used(at->second) && chunks_[at->second].state == ChunkState::kLive &&
@@ -95,23 +102,23 @@ bool ChunkIndex::restore_shard(const RecordShard &from, Chunk &chunk, uint32_t s
   Shard &shard = chunk.shard(from.shard);
   Place places[kReplicasMax] = {};
   uint32_t count = 0;
-  bool good = true;
+  Undo undo([&] {
+    for (uint32_t r = 0; r < count; ++r) segments_.give(places[r]);
+  });
   for (const RecordExtent &extent : from.extents) {
     const uint32_t at = segments_.find_or_make(extent.segment);
-    good = at != kNone && !segments_[at].dropped;
-    if (!good) break;
+    if (at == kNone || segments_[at].dropped) return false;
     const uint32_t piece = segments_[at].space.take_at(extent.offset / kUnit, units_of(from.length), slot);
-    good = piece != kNone;
-    if (!good) break;
+    if (piece == kNone) return false;
     places[count++] = {piece, static_cast<uint16_t>(at)};
   }
-  // Taken or not: whoever undoes it finds them there.
   chunks_.set_places(shard, places, count);
+  undo.keep();
   shard.generation = from.generation;
   shard.length = from.length;
   shard.state = ShardState::kCommitted;
-  if (good && epoch == epoch_ && number > generations_) generations_ = number;
-  return good;
+  if (epoch == epoch_ && number > generations_) generations_ = number;
+  return true;
 }
 
 }  // namespace moonpool::index

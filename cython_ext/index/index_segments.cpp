@@ -41,9 +41,21 @@ Outcome ChunkIndex::drop_segment(uint32_t number) noexcept {
     const uint32_t at = segments_.place_of(number);
     if (at == kNone || segments_[at].dropped) return Outcome::kUnknownSegment;
     // Nobody can write there any more either.
-    const std::vector<Place> waiting = condemned_.take_segment(static_cast<uint16_t>(at));
-    for (const Place place : waiting) segments_.give(place);
+    condemned_.take_segment(static_cast<uint16_t>(at), [&](Place place) { segments_.give(place); });
     segments_.drop(at);
+    return Outcome::kOk;
+  });
+}
+
+Outcome ChunkIndex::drop_unknown(const std::vector<uint32_t> &known) noexcept {
+  return guarded([&] {
+    const Exclusive held = exclusive();
+    const std::unordered_set<uint32_t> kept(known.begin(), known.end());
+    for (uint32_t at = 0; at < segments_.end(); ++at) {
+      if (!segments_.used(at) || segments_[at].added || kept.contains(segments_[at].number)) continue;
+      // Nobody was given anything there since the restart, so nothing waits for a fence.
+      segments_.drop(at);
+    }
     return Outcome::kOk;
   });
 }
@@ -51,9 +63,11 @@ Outcome ChunkIndex::drop_segment(uint32_t number) noexcept {
 Outcome ChunkIndex::sweep(uint32_t count_max, std::string *slots, bool *complete) noexcept {
   return guarded([&] {
     const Exclusive held = exclusive();
+    const Arena<Chunk> &all = chunks_.arena();
+    // What it will name, at most: from here on nothing throws.
+    slots->reserve(slots->size() + (refused_slots_.size() + std::min<size_t>(count_max, all.count())) * 4);
     for (const uint32_t slot : refused_slots_) append_u32(slots, slot);
     refused_slots_ = {};
-    const Arena<Chunk> &all = chunks_.arena();
     uint32_t at = all.next_used(sweep_at_);
     for (uint32_t count = 0; at < all.end() && count < count_max; at = all.next_used(at + 1), ++count) {
       Chunk &chunk = chunks_[at];

@@ -64,7 +64,7 @@ std::string ChunkIndex::check_chunk(uint32_t slot) const {
 
 std::string ChunkIndex::check_sums() {
   std::vector<size_t> places(segments_.end());
-  size_t live = 0, listed = 0, writes = 0, extents = 0;
+  size_t live = 0, listed = 0, writes = 0, extents = 0, reserved = 0;
   const Arena<Chunk> &all = chunks_.arena();
   for (uint32_t slot = all.next_used(0); slot < all.end(); slot = all.next_used(slot + 1)) {
     if (const std::string wrong = check_chunk(slot); !wrong.empty()) return wrong;
@@ -73,12 +73,15 @@ std::string ChunkIndex::check_sums() {
     listed += chunk.listed ? 1 : 0;
     writes += chunk.writes;
     for (uint32_t i = 0; i < chunk.shards; ++i) {
-      for (uint32_t r = 0; r < chunk.shard(i).replicas; ++r) ++places[chunks_.place(chunk.shard(i), r).segment];
+      const Shard &shard = chunk.shard(i);
+      for (uint32_t r = 0; r < shard.replicas; ++r) ++places[chunks_.place(shard, r).segment];
+      if (shard.write != kNone && writes_.arena()[shard.write].commit == 0) reserved += shard.replicas;
     }
   }
   if (live != table_.count()) return "the table has other chunks than there are";
   if (listed != listed_) return "the count of chunks is wrong";
   if (writes != writes_.count()) return "a write has no chunk";
+  if (reserved != condemned_.reserved()) return "a write can not be given up, or room for that is lost";
   size_t expected = condemned_.count(), lost = 0;
   for (uint32_t at = 0; at < segments_.end(); ++at) {
     if (!segments_.used(at)) continue;

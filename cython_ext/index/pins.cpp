@@ -1,11 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "pins.hpp"
 
+#include "undo.hpp"
+
 namespace moonpool::index {
 
-void Pins::add(uint32_t owner, uint64_t pin, Pinned pinned) {
-  all_[{owner, pin}].push_back(pinned);
-  ++count_;
+void Pins::add(uint32_t owner, uint64_t pin, const std::vector<Pinned> &pinned) {
+  const auto [at, fresh] = all_.try_emplace({owner, pin});
+  Undo undo([&, at = at, fresh = fresh] {
+    if (fresh) all_.erase(at);
+  });
+  at->second.insert(at->second.end(), pinned.begin(), pinned.end());
+  undo.keep();
+  count_ += pinned.size();
 }
 
 std::vector<Pinned> Pins::take(uint32_t owner, uint64_t pin) {
@@ -13,20 +20,6 @@ std::vector<Pinned> Pins::take(uint32_t owner, uint64_t pin) {
   if (node.empty()) return {};
   count_ -= node.mapped().size();
   return std::move(node.mapped());
-}
-
-std::vector<Pinned> Pins::take_owner(uint32_t owner) {
-  std::vector<Pinned> taken;
-  auto at = all_.lower_bound({owner, 0});
-  size_t count = 0;
-  for (auto each = at; each != all_.end() && each->first.first == owner; ++each) count += each->second.size();
-  taken.reserve(count);
-  while (at != all_.end() && at->first.first == owner) {
-    taken.insert(taken.end(), at->second.begin(), at->second.end());
-    at = all_.erase(at);
-  }
-  count_ -= taken.size();
-  return taken;
 }
 
 size_t Pins::bytes() const {

@@ -19,10 +19,17 @@ struct Pinned {
 class Pins {
  public:
   // Throws std::bad_alloc, before anything has changed.
-  void add(uint32_t owner, uint64_t pin, Pinned pinned);
+  void add(uint32_t owner, uint64_t pin, const std::vector<Pinned> &pinned);
   // What this pin held; it is gone.
   std::vector<Pinned> take(uint32_t owner, uint64_t pin);
-  std::vector<Pinned> take_owner(uint32_t owner);
+  // Calls `look` for each that the owner holds; all are gone.
+  template <class Look>
+  void take_owner(uint32_t owner, Look look) {
+    for (auto at = all_.lower_bound({owner, 0}); at != all_.end() && at->first.first == owner; at = all_.erase(at)) {
+      for (const Pinned pinned : at->second) look(pinned);
+      count_ -= at->second.size();
+    }
+  }
 
   size_t count() const { return count_; }
   size_t bytes() const;

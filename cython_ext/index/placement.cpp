@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "undo.hpp"
+
 namespace moonpool::index {
 
 namespace {
@@ -97,13 +99,16 @@ Placement::Result Placement::place(uint64_t units, Place *places, uint32_t *coun
   if (units > units_max_ && units_max_ != 0) return Result::kTooLarge;
   if (replicas_ == 0 || units >= no_room_for_) return Result::kNoSpace;
   ++item_;
-  for (; *count < replicas_; ++*count) {
-    if (place_one(units, *count, places)) continue;
+  Undo undo([&] {
     for (uint32_t r = 0; r < *count; ++r) segments_.give(places[r]);
     *count = 0;
+  });
+  for (; *count < replicas_; ++*count) {
+    if (place_one(units, *count, places)) continue;
     no_room_for_ = units;
     return Result::kNoSpace;
   }
+  undo.keep();
   return Result::kPlaced;
 }
 

@@ -1,12 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "writes.hpp"
 
+#include "undo.hpp"
+
 namespace moonpool::index {
 
 uint32_t Writes::add(uint32_t owner, uint32_t slot, uint32_t shard, int64_t deadline) {
-  const auto [first, fresh] = first_.try_emplace(owner, kNone);
   const uint32_t made = all_.take();
+  Undo undo([&] {
+    by_deadline_.erase({deadline, made});
+    all_.give(made);
+  });
   by_deadline_.emplace(deadline, made);
+  const auto first = first_.try_emplace(owner, kNone).first;
+  undo.keep();
   all_[made] = {deadline, 0, owner, slot, shard, kNone, first->second};
   if (first->second != kNone) all_[first->second].before = made;
   first->second = made;
@@ -24,11 +31,6 @@ void Writes::unlink(uint32_t write) {
   } else {
     first_.erase(gone.owner);
   }
-}
-
-void Writes::commit(uint32_t write, uint64_t number) {
-  unlink(write);
-  all_[write].commit = number;
 }
 
 void Writes::remove(uint32_t write) {

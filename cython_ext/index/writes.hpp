@@ -24,13 +24,21 @@ class Writes {
  public:
   // Throws std::bad_alloc, before anything has changed.
   uint32_t add(uint32_t owner, uint32_t slot, uint32_t shard, int64_t deadline);
-  // Its owner has done its part: it can neither expire nor be given up.
-  void commit(uint32_t write, uint64_t number);
+  // It has its commit: its owner has done its part, and it can neither expire nor be given up.
+  void committed(uint32_t write) { unlink(write); }
   void remove(uint32_t write);
 
   Write &operator[](uint32_t write) { return all_[write]; }
   uint32_t expired(int64_t now) const;      // one whose deadline is not after `now`, or kNone
   uint32_t of_owner(uint32_t owner) const;  // one of them, or kNone
+  template <class Look>
+  void each_expired(int64_t now, Look look) const {
+    for (auto at = by_deadline_.begin(); at != by_deadline_.end() && at->first <= now; ++at) look(all_[at->second]);
+  }
+  template <class Look>
+  void each_of_owner(uint32_t owner, Look look) const {
+    for (uint32_t at = of_owner(owner); at != kNone; at = all_[at].after) look(all_[at]);
+  }
 
   size_t count() const { return all_.count(); }
   const Arena<Write> &arena() const { return all_; }

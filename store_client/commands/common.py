@@ -17,6 +17,8 @@ __all__ = ["HashText", "NamespaceText", "connected", "open_client"]
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 # A command moves no bytes of chunks.
 _STAGING: Final = 1 << 20
+# Where options about TLS are kept in the context of a command.
+_META: Final = "moonpool.option."
 
 
 class HashText(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in later versions of click
@@ -48,8 +50,23 @@ class NamespaceText(click.ParamType):  # type: ignore[type-arg,unused-ignore]  #
             self.fail(f"{error.message}: it is {error.hint}", param, ctx)
 
 
+def _remember(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        ctx.meta[_META + str(param.name)] = value
+
+
+_TLS_OPTIONS: Final = (
+    ("--tls-name", "NAME", "Name in the master's certificate, if it is not the host."),
+    ("--tls-ca", "FILE", "Authority that the master's certificate comes from, PEM."),
+    ("--tls-key", "FILE", "Its key, PEM."),
+    ("--tls-cert", "FILE", "Certificate, PEM. With --tls-key and --tls-ca: mutual TLS."),
+)
+
+
 def connected(command: _Command) -> _Command:
-    """Give a command the options that say which master, and how."""
+    """Give a command the options that say which master, and how. `open_client` knows of those about TLS by itself."""
+    for option, metavar, text in _TLS_OPTIONS:
+        command = click.option(option, metavar=metavar, help=text, expose_value=False, callback=_remember)(command)
     command = click.option("--config", type=click.Path(dir_okay=False), help="TOML file with a table [store_client].")(
         command
     )
@@ -61,4 +78,6 @@ def open_client(master: str | None, timeout: str | None, config: str | None) -> 
     """Return a client. Its secret comes from MOONPOOL_STORE_CLIENT_SECRET or the file."""
     options = {"master": master, "timeout": timeout, "startup_timeout": timeout, "name": "moonpool"}
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    meta = click.get_current_context().meta
+    given.update({name.removeprefix(_META): value for name, value in meta.items() if name.startswith(_META)})
     return StoreClient(settings=StoreClientSettings.load({"staging_bytes": _STAGING, **given}, file=config))

@@ -58,7 +58,7 @@ def put(index: ChunkIndex, hashes: bytes, **how: object) -> dict[int, bytes]:
     assert isinstance(shard, int)
     answer, slots, records = index.commit(OWNER, SPACE, hashes, generations(extents), shard, b"")
     assert not any(answer)
-    index.publish(slots, 0)
+    index.publish(slots)
     return dict(zip(unpack_u32s(slots), unpack_records(records), strict=True))
 
 

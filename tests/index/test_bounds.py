@@ -31,7 +31,7 @@ class TestArguments:
             lambda index: index.start(OWNER, SPACE, names(3), b"", u64s([1, 1]), 0, 1, 1, [], 0, 0, 0),
             lambda index: index.start(OWNER, SPACE, names(3), b"", u64s([1]), 0, 0, 1, [], 0, 0, 0),
             lambda index: index.start(OWNER, SPACE, names(3), b"", u64s([1]), 0, 1, 9, [], 0, 0, 0),
-            lambda index: index.publish(b"123", 0),
+            lambda index: index.publish(b"123"),
             lambda index: index.restore(u32s([0]), b""),
             lambda index: index.restore(b"", b"1"),
             lambda index: index.add_segment(NO_SEGMENT, MIB, 1, 0, 0),

@@ -26,7 +26,7 @@ class TestPut:
         assert not any(exist(index, hashes))
         _, slots, _ = index.commit(OWNER, SPACE, hashes, generations(extents), 0, b"")
         assert not any(exist(index, hashes))
-        published = unpack_keys(index.publish(slots, 0))
+        published = unpack_keys(index.publish(slots))
         assert published == [(SPACE, hashes[at : at + 32]) for at in range(0, 96, 32)]
         assert all(exist(index, hashes))
 
@@ -56,7 +56,7 @@ class TestPut:
     def test_a_commit_that_comes_twice_is_told_so(self, index: ChunkIndex) -> None:
         _, extents = start(index, names(1))
         _, slots, _ = index.commit(OWNER, SPACE, names(1), generations(extents), 0, b"")
-        index.publish(slots, 0)
+        index.publish(slots)
         again, slots, _ = index.commit(OWNER, SPACE, names(1), generations(extents), 0, b"")
         assert (statuses_of(again), slots) == ([Status.ALREADY], b"")
 
@@ -83,7 +83,7 @@ class TestPut:
         _, slot, _ = index.commit(OWNER, SPACE, names(1), generations(first), 0, b"")
         index.commit(OWNER, SPACE, names(1), generations(second), 1, b"")
         index.revoke(slot)
-        assert unpack_keys(index.publish(slot, 0)) == [(SPACE, names(1))]
+        assert unpack_keys(index.publish(slot)) == [(SPACE, names(1))]
         assert exist(index, names(1)) == [True]
 
     def test_sizes_that_cannot_be(self, index: ChunkIndex) -> None:
@@ -165,7 +165,7 @@ class TestGivingUp:
     def test_a_replica_that_was_not_written_waits(self, index: ChunkIndex) -> None:
         _, extents = start(index, names(1), replicas=2)
         _, slots, _ = index.commit(OWNER, SPACE, names(1), generations(extents), 0, b"\x02")
-        index.publish(slots, 0)
+        index.publish(slots)
         _, located, replicas = index.locate(SPACE, names(1), 0, 0, 0)
         assert replicas == 1
         assert unpack_extents(located, 1)[0][0][3] == extents[0][1][3]

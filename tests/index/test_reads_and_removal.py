@@ -122,7 +122,7 @@ class TestSegments:
         index.drop_segment(1)
         assert exist(index, names(4)) == [False] * 4
         assert exist(index, names(1, "both")) == [True]
-        slots, complete = index.sweep(0, 100)
+        slots, complete = index.sweep(100)
         assert (sorted(unpack_u32s(slots)), complete) == ([0, 1, 2, 3], True)
         index.reclaim(slots, 0)
         assert index.stats()["chunks"] == 1
@@ -177,7 +177,7 @@ class TestRestart:
         fresh, taken = self.restored(rows)
         assert taken == 2
         assert fresh.stats()["refused_records"] == 2
-        slots, _ = fresh.sweep(0, 10)
+        slots, _ = fresh.sweep(10)
         assert unpack_u32s(slots) == [1, 5000]
         fresh.reclaim(slots, 0)
         fresh.add_segment(1, MIB, 1, 0, 0)

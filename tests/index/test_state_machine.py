@@ -82,7 +82,7 @@ class IndexAgainstModel(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 20))
     def sweep(self, count: int) -> None:
-        slots, complete = self.index.sweep(self.now, count)
+        slots, complete = self.index.sweep(count)
         assert (set(unpack_u32s(slots)), complete) == self.model.sweep(count)
         self.deletes += unpack_u32s(slots)
 
@@ -239,7 +239,7 @@ class IndexAgainstModel(RuleBasedStateMachine):
         for slot, record, row in done:
             self.rows[slot] = (record, row)
         slots = [slot for slot, _, _ in done]
-        assert unpack_keys(self.index.publish(u32s(slots), self.now)) == self.model.publish(slots)
+        assert unpack_keys(self.index.publish(u32s(slots))) == self.model.publish(slots)
 
     @precondition(lambda self: self.commits)
     @rule()
@@ -379,7 +379,7 @@ class IndexAgainstModel(RuleBasedStateMachine):
             self.index.add_segment(segment.number, segment.capacity, segment.host, 0, self.now)
         self.commits, self.started, self.deletes = [], [], []
         if refused:
-            named, _ = self.index.sweep(self.now, 0)
+            named, _ = self.index.sweep(0)
             assert unpack_u32s(named) == refused
             for slot in refused:
                 del self.rows[slot]

@@ -176,3 +176,13 @@ def test_flipped_bits_anywhere_are_an_error_or_cost_what_they_hit(
             assert status != pb.OK or found.extents[32 * place :][:32] == extents[32 * place :][:32]
         client.vanish()
         master.close()
+
+
+def test_a_segment_that_only_chunks_name_is_lost_at_once(
+    made: tuple[Path, Member, bytes, bytes], start_master: Start
+) -> None:
+    path, _, _, _ = made
+    change(path, "DELETE FROM segments")
+    master = start_master(store=f"sqlite:{path}")
+    with pytest.raises(KeyError):
+        master.server.core.index.segment_stats(1)

@@ -306,29 +306,3 @@ def test_sessions_are_bounded(start_master: Start, join: Join) -> None:
         return True
 
     eventually(room, "room for another session")
-
-
-def test_two_hundred_sessions_of_which_half_vanish(start_master: Start, join: Join) -> None:
-    master = start_master(session_timeout=10.0, heartbeat_interval=1.0)
-    node = join(master, pb.NODE, host="node-0")
-    node.mount(64 * MIB)
-    members = [join(master, interval=1.0) for _ in range(200)]
-    kept = hashes(200)
-    for number, member in enumerate(members):
-        chunk = kept[32 * number :][:32]
-        assert member.put(chunk) == bytes(1)
-        assert member.pin(chunk).pin
-        assert member.start(hashes(1)).statuses == bytes(1)
-    witness = join(master)
-    assert witness.status()["clients"] == 201
-    for member in members[::2]:
-        member.vanish()
-    eventually(lambda: witness.status()["clients"] == 101, "those that vanished are gone")
-    status = witness.status()
-    assert status["pins"] == 100
-    eventually(lambda: witness.status()["index"]["condemned_bytes"] == 0, "their writes are fenced")
-    assert {fence.incarnation for fence in node.fences} == {member.incarnation for member in members[::2]}
-    assert witness.exists(kept) == bytes(200)
-    assert all(not member.ended for member in members[1::2])
-    assert witness.remove(kept) == bytes([pb.OK, pb.IN_USE] * 100)
-    assert witness.status()["healthy"]

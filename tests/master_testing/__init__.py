@@ -89,6 +89,9 @@ class Member:
         self.answers = answers
         self.beats = beats
         self.fences: list[pb.Fence] = []
+        self.probes: list[pb.Probe] = []
+        #: What it says of segments that it is to probe; None: nothing.
+        self.reaches: bool | None = True
         self.header = pb.Header()
         self._hello = pb.Hello(
             session=self.id, kind=kind, name=host or "member", host_id=host, incarnation=self.incarnation, pins=pins
@@ -131,12 +134,20 @@ class Member:
                     self.fences.append(reply.fence)
                     if self.answers:
                         self.answer(reply.fence)
+                elif reply.WhichOneof("kind") == "probe":
+                    self.probes.append(reply.probe)
+                    if self.reaches is not None:
+                        done = pb.ProbeDone(probe=reply.probe.probe, works=self.reaches, cause="a test")
+                        self._outbox.put(pb.HeartbeatRequest(probe_done=done))
         except grpc.RpcError as error:
             self.error = error
         self._ended.set()
 
     def answer(self, fence: pb.Fence) -> None:
         self._outbox.put(pb.HeartbeatRequest(fence_done=pb.FenceDone(fence=fence.fence)))
+
+    def say(self, message: pb.HeartbeatRequest) -> None:
+        self._outbox.put(message)
 
     @property
     def ended(self) -> bool:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from engine_testing.leaks import eventually, nothing_left_behind
 from store_testing import key
 
 import moonpool
-from moonpool.cluster import ClusterError, local_cluster
+from moonpool.cluster import ClusterError, TiedProcess, local_cluster
 
 _STARTED = """
 import sys, time
@@ -54,6 +55,41 @@ def test_it_ends_with_its_parent() -> None:
         assert not any(gone(pid) for pid in pids)
         parent.kill()
     assert eventually(lambda: all(gone(pid) for pid in pids), 60)
+
+
+@pytest.mark.parametrize("what", ["master", "node 0", "node 1"])
+def test_ctrl_c_while_it_starts_leaves_no_process(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[TiedProcess] = []
+    real = TiedProcess.wait_ready
+
+    def wait_ready(process: TiedProcess, deadline: float) -> str:
+        started.append(process)
+        if process.what == what:
+            monkeypatch.setattr(select, "select", interrupt)
+        return real(process, deadline)
+
+    def interrupt(*_: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TiedProcess, "wait_ready", wait_ready)
+    with pytest.raises(KeyboardInterrupt), local_cluster(nodes=2, dram="16MiB"):
+        pass
+    assert started[-1].what == what
+    assert all(process.popen.returncode is not None for process in started), "reaped"
+
+
+def test_a_master_that_is_interrupted_while_it_starts_again_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with local_cluster(nodes=0) as cluster:
+        cluster.kill_master()
+        monkeypatch.setattr(select, "select", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            cluster.start_master()
+        cluster.start_master()  # at the same address, so nobody is there
 
 
 def test_a_process_that_does_not_start_says_why() -> None:
