@@ -53,7 +53,8 @@ T = TypeVar("T")
     "policies",
     type=Choices("name", list(POLICIES)),
     multiple=True,
-    help="lru, s3fifo, prefix, optimum, bound; may be given several times.  [default: all but bound]",
+    help="lru, s3fifo, prefix, optimum, bound, and native-lru, native-s3fifo, native-prefix through the index of the "
+    "master; may be given several times.  [default: the first four]",
 )
 @json_option
 @plot_option_of("hit ratios over the capacity")

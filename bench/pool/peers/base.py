@@ -143,7 +143,7 @@ class LookRow(AskRow):
     """Look-ups of chunks that are there: `look` says whether the answer was right."""
 
     def __init__(
-        self, work: Work, look: Callable[[Any], bool], groups: Sequence[Any], clear: Callable[[], None]
+        self, work: Work, look: Callable[[Any], bool], groups: Sequence[Any], clear: Callable[[], object]
     ) -> None:
         super().__init__(work)
         self._look = look
