@@ -42,6 +42,14 @@ class Trace:
         """Blocks of all requests together."""
         return sum(map(len, self.requests))
 
+    def first(self, count: int | None) -> Trace:
+        """Return the trace of the first so many requests; None: all."""
+        if count is None or count >= len(self.requests):
+            return self
+        requests = self.requests[:count]
+        blocks = 1 + max((max(request) for request in requests if request), default=-1)
+        return Trace(requests, self.names[:blocks], self.times_ms[:count])
+
 
 def read_trace(file: Path) -> Trace:
     """Read the keys ``timestamp`` (ms), ``input_length``, ``output_length`` (tokens) and ``hash_ids`` of every line.
