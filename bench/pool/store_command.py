@@ -160,7 +160,7 @@ def _compared(given: dict[str, Any]) -> list[StoreWork]:
 def _compare(works: Sequence[StoreWork], given: dict[str, Any]) -> ExitStatus:
     if given["master"] is not None:
         raise UsageError("--backends starts pools: it does not go with --master")
-    if given["nodes"] not in (None, 1) or any(work.replicas > 1 or work.memory != "registered" for work in works):
+    if (given["nodes"] or 1, given["replicas"], given["memory"]) != (1, [1], ["registered"]):
         raise UsageError("--backends compares pools of one node, without replicas, with registered memory")
     return compare_pools(
         [moving_of(work.moved, work.op) for work in works],
