@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from moonpool.bench.contender import Contender
+from moonpool.bench.contender import Contender, Contending
 from moonpool.bench.errors import BenchError
 from moonpool.bench.measure import Window, median
 from moonpool.bench.results import RowResult
@@ -109,12 +109,12 @@ class Comparison:
         self,
         options: CompareOptions,
         observer: CompareObserver | None = None,
-        start: Callable[[str, str, int], Contender] = Contender,
+        start: Callable[[str, str, int], Contending] = Contender,
     ) -> None:
         self._options = options
         self._observer = observer or CompareObserver()
         self._start = start
-        self._contenders: dict[str, Contender] = {}
+        self._contenders: dict[str, Contending] = {}
         self._failures: dict[str, int] = dict.fromkeys(options.backends, 0)
         self._window = 0
         self._memory_bytes = 0
@@ -172,7 +172,7 @@ class Comparison:
             if not row.entries[name].failure:
                 self._guarded(row, name, lambda contender, _: contender.close_row())
 
-    def _guarded(self, row: CompareRow, name: str, step: Callable[[Contender, Entry], None]) -> None:
+    def _guarded(self, row: CompareRow, name: str, step: Callable[[Contending, Entry], None]) -> None:
         """Do something with a contender that may fail: then it is named, and the others go on."""
         entry = row.entries[name]
         try:
@@ -190,11 +190,11 @@ class Comparison:
                 self.skipped[name] = entry.failure
                 self._observer.skipped(name, entry.failure)
 
-    def _open(self, contender: Contender, work: Work) -> None:
+    def _open(self, contender: Contending, work: Work) -> None:
         self._window += 1
         contender.open(work, self._window)
 
-    def _measure(self, contender: Contender, entry: Entry, *, number: int) -> None:
+    def _measure(self, contender: Contending, entry: Entry, *, number: int) -> None:
         self._window += 1
         measured = contender.measure(self._window, self._options.warmup, self._options.duration)
         self.versions[contender.name] = contender.version or ""

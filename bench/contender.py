@@ -10,9 +10,10 @@ import contextlib
 import secrets
 import signal
 import tempfile
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
 
 from moonpool.bench.backends import COMPARED
 from moonpool.bench.errors import BenchError
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from moonpool.bench.measure import Window
     from moonpool.bench.work import Work
 
-__all__ = ["Contender", "Measured"]
+__all__ = ["Contender", "Contending", "Measured", "last_words"]
 
 T = TypeVar("T")
 
@@ -54,7 +55,51 @@ class Measured:
     path: str | None = None
 
 
-class Contender:
+class Contending(ABC):
+    """Whoever takes part in a comparison.
+
+    Attributes:
+        name: what the comparison calls it.
+        version: of another project, once a row is open.
+    """
+
+    name: str
+    version: str | None
+
+    @abstractmethod
+    def open(self, work: Work, window: int) -> None:
+        """Begin a row; `window` is a number that no window has.
+
+        Raises:
+            BenchError: this backend cannot do it; it is closed.
+        """
+
+    @abstractmethod
+    def measure(self, window: int, warmup: float, duration: float) -> Measured:
+        """Warm up, take a window, and verify it.
+
+        Raises:
+            BenchError: something failed; this contender is closed.
+        """
+
+    @abstractmethod
+    def close_row(self) -> None:
+        """End a row; what serves all rows stays.
+
+        Raises:
+            BenchError: a process failed; this contender is closed.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End every process in good order, or, where that does not work, at once. Idempotent."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End every process at once. Idempotent."""
+
+
+class Contender(Contending):
     """The two processes of one backend. Between `open`, `measure` and `close_row` they are stopped.
 
     Args:
@@ -88,11 +133,7 @@ class Contender:
         self._stop()
 
     def open(self, work: Work, window: int) -> None:
-        """Begin a row: fill the memory of both sides, and connect them.
-
-        Raises:
-            BenchError: this backend cannot do it; it is closed.
-        """
+        """See `Contending`: fill the memory of both sides, and connect them."""
 
         def steps(target: SpawnedTarget, initiator: SpawnedTarget) -> None:
             self._both("open", work=work.to_json(), window=window, kind=self.name, memory_bytes=self._memory_bytes)
@@ -103,11 +144,7 @@ class Contender:
         self._turn(steps)
 
     def measure(self, window: int, warmup: float, duration: float) -> Measured:
-        """Fill, warm up, take a window, and compare every byte of both sides.
-
-        Raises:
-            BenchError: a transfer or a process failed; this contender is closed.
-        """
+        """See `Contending`: every byte of both sides is compared."""
 
         def run(target: SpawnedTarget, initiator: SpawnedTarget, seconds: float) -> tuple[dict[str, Any], float]:
             self._call(target, "arm", kind=self.name, order=self._call(initiator, "order", seconds=seconds))
@@ -137,16 +174,12 @@ class Contender:
         return self._turn(steps)
 
     def close_row(self) -> None:
-        """End a row; engines and memory stay.
-
-        Raises:
-            BenchError: a process failed; this contender is closed.
-        """
+        """See `Contending`: engines and memory stay."""
         # The initiating side first: it may hold what the target is about to give back.
         self._turn(lambda target, initiator: [self._call(side, "close_row") for side in (initiator, target)])
 
     def close(self) -> None:
-        """End both processes in good order, or, where an engine does not manage that, at once. Idempotent."""
+        """See `Contending`."""
         for side in self._sides:
             side.send_signal(signal.SIGCONT)
         # What was measured stands: how another engine ends is not part of it.
@@ -156,7 +189,7 @@ class Contender:
         self.kill()
 
     def kill(self) -> None:
-        """End both processes at once. Idempotent."""
+        """See `Contending`."""
         for side in self._sides:
             side.kill()
             side.close()
@@ -185,15 +218,21 @@ class Contender:
         return [answer() for answer in answers]
 
     def _failure(self, error: MoonpoolError) -> BenchError:
-        """Say what happened, with the last words of the engine where its process died; close."""
-        message = error.message.removeprefix("on the target: ")
-        for side in self._sides:
-            status = side.ended(_END_S) if error.code == "BENCH_CONTROL" else None
-            if status is not None and status < 0:
-                message = f"a process died of {signal.Signals(-status).name}"
-        if error.code == "BENCH_CONTROL":
-            self._log.seek(max(0, self._log.seek(0, 2) - _LOG_BYTES))
-            lines = self._log.read().decode(errors="replace").splitlines()
-            message = "; ".join([message, *(line.strip() for line in lines[-_LOG_LINES:])])
+        """Say what happened; close."""
+        message = last_words(error, self._sides, self._log)
         self.kill()
         return BenchError(message, hint=error.hint)
+
+
+def last_words(error: MoonpoolError, sides: Sequence[SpawnedTarget], log: IO[bytes]) -> str:
+    """Return what happened, with the last lines of the log where a process died."""
+    message = error.message.removeprefix("on the target: ")
+    for side in sides:
+        status = side.ended(_END_S) if error.code == "BENCH_CONTROL" else None
+        if status is not None and status < 0:
+            message = f"a process died of {signal.Signals(-status).name}"
+    if error.code == "BENCH_CONTROL":
+        log.seek(max(0, log.seek(0, 2) - _LOG_BYTES))
+        lines = log.read().decode(errors="replace").splitlines()
+        message = "; ".join([message, *(line.strip() for line in lines[-_LOG_LINES:])])
+    return message

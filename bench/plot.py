@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from moonpool.bench.compare import CompareRow
+    from moonpool.bench.replay.live_report import Slice
     from moonpool.bench.replay.simulate import Row
 
-__all__ = ["plot", "plot_comparison", "plot_replay", "require_matplotlib"]
+__all__ = ["plot", "plot_comparison", "plot_live", "plot_replay", "require_matplotlib"]
 
 
 def require_matplotlib(file: Path) -> None:
@@ -74,6 +76,26 @@ def plot_replay(rows: Sequence[Row], file: Path) -> None:
     axes.minorticks_off()
     axes.set_ylim(bottom=0)
     axes.set_xlabel("capacity (blocks)")
+    axes.set_ylabel("hits / blocks requested")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+    figure.savefig(file, dpi=120)
+
+
+def plot_live(slices: Sequence[Slice], file: Path) -> None:
+    """Draw hit ratios over the time of a replay into `file`: of each part, and of everything until then."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.6), layout="constrained")
+    axes = figure.add_subplot()
+    parts = [(part.begin_s, part.hit_ratio) for part in slices if part.hit_ratio is not None]
+    hits = itertools.accumulate(part.hits for part in slices)
+    blocks = itertools.accumulate(part.blocks for part in slices)
+    whole = [(part.begin_s, got / of) for part, got, of in zip(slices, hits, blocks, strict=True) if of]
+    axes.plot(*zip(*parts, strict=True), marker=".", linestyle=":", label="each part")
+    axes.plot(*zip(*whole, strict=True), label="from the beginning on")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("seconds of the replay")
     axes.set_ylabel("hits / blocks requested")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")

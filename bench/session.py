@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Backends", "Session", "TargetSession"]
+__all__ = ["Backends", "Commands", "Session", "TargetSession"]
 
 
 class Backends:
@@ -62,21 +62,16 @@ class Backends:
         self._made.clear()
 
 
-class Session:
+class Commands:
     """Answers the commands of the process that leads the run. Used by one thread.
 
     The commands are the public methods named in `COMMANDS`; arguments and results are JSON values, except `offer`
     within one process.
     """
 
-    COMMANDS: ClassVar[tuple[str, ...]] = ("describe", "open", "fill", "mark", "check", "close_row")
-    #: Whether this is the side that is read and written.
-    IS_TARGET: ClassVar[bool]
+    COMMANDS: ClassVar[tuple[str, ...]]
 
-    def __init__(self, place: Place) -> None:
-        self._backends = Backends(place, target=self.IS_TARGET)
-        self._row_side: RowSide | None = None
-        self._pattern: Pattern | None = None
+    def __init__(self) -> None:
         #: Whether every check so far found what it had to.
         self.verified = True
         #: Checks made so far.
@@ -88,6 +83,23 @@ class Session:
             raise ControlError(f"unknown command {name!r}", hint="one version of mooncake-bench on both sides")
         command: Callable[..., Any] = getattr(self, name)
         return command(**arguments)
+
+    def close(self) -> None:
+        """Give back everything."""
+
+
+class Session(Commands):
+    """One side of rows that move bytes."""
+
+    COMMANDS: ClassVar[tuple[str, ...]] = ("describe", "open", "fill", "mark", "check", "close_row")
+    #: Whether this is the side that is read and written.
+    IS_TARGET: ClassVar[bool]
+
+    def __init__(self, place: Place) -> None:
+        super().__init__()
+        self._backends = Backends(place, target=self.IS_TARGET)
+        self._row_side: RowSide | None = None
+        self._pattern: Pattern | None = None
 
     def describe(self) -> dict[str, Any]:
         """Return what is worth knowing about this host."""

@@ -2,20 +2,18 @@
 """One side in a process of its own: ``python -m moonpool.bench.target``, started by ``mooncake-bench`` on one host.
 
 It reads one line of JSON from standard input (the secret of the run, and which side it is), writes one line (the port
-it listens on), and serves one run: as the target, or as the initiating side of a comparison. When standard input ends,
-its parent is gone, and it ends too.
+it listens on), and serves one run: as the target, as the initiating side of a comparison, or as the client of a pool.
+When standard input ends, its parent is gone, and it ends too.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 import socket
 import sys
 import threading
-from typing import Any, Final
+from typing import Any
 
 from moonpool.address import Address
 from moonpool.bench import control
@@ -23,14 +21,12 @@ from moonpool.bench.backends import Place
 from moonpool.bench.control import Channel
 from moonpool.bench.errors import ControlError, ExitStatus
 from moonpool.bench.initiating import InitiatorSession
-from moonpool.bench.session import Session, TargetSession
+from moonpool.bench.parent import die_with_parent
+from moonpool.bench.session import Commands, TargetSession
 from moonpool.errors import MoonpoolError
 
 __all__ = ["accept", "main", "serve"]
 
-_SESSIONS: Final[dict[str, type[Session]]] = {"target": TargetSession, "initiator": InitiatorSession}
-# linux/prctl.h
-_PR_SET_PDEATHSIG: Final = 1
 # An answer is a short line: who cannot take it in this time is gone.
 _ANSWER_S = 10.0
 
@@ -49,7 +45,7 @@ def accept(listening: socket.socket, secret: bytes | None) -> Channel:
         return channel
 
 
-def serve(channel: Channel, session: Session) -> ExitStatus:
+def serve(channel: Channel, session: Commands) -> ExitStatus:
     """Carry out commands until the caller says goodbye, and return the exit status of this side.
 
     Raises:
@@ -63,7 +59,7 @@ def serve(channel: Channel, session: Session) -> ExitStatus:
         channel.send(_answer(session, message), _ANSWER_S)
 
 
-def _answer(session: Session, message: dict[str, Any]) -> dict[str, Any]:
+def _answer(session: Commands, message: dict[str, Any]) -> dict[str, Any]:
     try:
         return {"result": session.call(str(message.get("call")), message.get("arguments") or {})}
     except MoonpoolError as error:
@@ -76,7 +72,7 @@ def main() -> ExitStatus:
     """Serve one run for the parent process."""
     order = json.loads(sys.stdin.buffer.readline())
     secret = bytes.fromhex(order["secret"])
-    if order["stoppable"] and not _die_with_parent():
+    if order["stoppable"] and not die_with_parent():
         return ExitStatus.FAILED
     with control.listen(Address("127.0.0.1", 0)) as listening:
         sys.stdout.write(json.dumps({"port": listening.getsockname()[1]}) + "\n")
@@ -89,7 +85,7 @@ def main() -> ExitStatus:
             channels.append(accept(listening, secret))
         except OSError:
             return ExitStatus.FAILED  # the parent ended before it called
-    session = _SESSIONS[order["role"]](Place(secret=secret))
+    session = _session(order["role"], Place(secret=secret))
     try:
         return serve(channels[0], session)
     except ControlError:
@@ -100,11 +96,13 @@ def main() -> ExitStatus:
         channels[0].close()
 
 
-def _die_with_parent() -> bool:
-    """Have the kernel end this process when its parent ends, also while it is stopped; False: the parent has ended."""
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    return os.getppid() == parent
+def _session(role: str, place: Place) -> Commands:
+    if role == "pool":
+        # Imported late: processes of engines need nothing of the pool.
+        from moonpool.bench.pool.peers.session import PoolSession
+
+        return PoolSession()
+    return TargetSession(place) if role == "target" else InitiatorSession(place)
 
 
 def _end_with_parent(listening: socket.socket, channels: list[Channel]) -> None:

@@ -105,7 +105,7 @@ class SpawnedTarget(Target):
     """A child process on this host, with a secret that only the processes of the run know.
 
     Args:
-        role: which session it serves: ``target`` or ``initiator``.
+        role: which session it serves: ``target``, ``initiator`` or ``pool``.
         secret: of the run; None makes one.
         environ: environment variables beside those of this process.
         log: where its standard error goes; None: to that of this process.

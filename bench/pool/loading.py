@@ -90,7 +90,7 @@ class Loader:
         Raises:
             BenchError: one was not taken.
         """
-        self._each(self._put, batches_of(hashes))
+        self._each(self.put_batch, batches_of(hashes))
 
     def remove(self, hashes: bytes) -> int:
         """Remove chunks. Returns how many were there."""
@@ -108,7 +108,12 @@ class Loader:
         found: list[bytes] = self._each(lambda one: self.call("Locate", one).extents, request)
         return found
 
-    def _put(self, hashes: bytes) -> None:
+    def put_batch(self, hashes: bytes) -> None:
+        """Put up to 1,000 chunks, one chain, with one PutStart and one PutCommit. Thread-safe.
+
+        Raises:
+            BenchError: one was not taken.
+        """
         count = len(hashes) // 32
         started = self.call(
             "PutStart",
@@ -121,14 +126,14 @@ class Loader:
                 wait_ms=1000,
             ),
         )
+        _taken("PutStart", started.statuses)
         given = extents_of(started.extents, count, started.replicas)
         generations = np.ascontiguousarray(given["generation"][:, 0]).tobytes()
         committed = self.call(
             "PutCommit",
             pb.PutCommitRequest(session=self.session, namespace=NAMESPACE, hashes=hashes, generations=generations),
         )
-        if (started.statuses + committed.statuses).strip(b"\0"):
-            raise BenchError("the master did not take every chunk", cause=f"statuses {set(started.statuses)}")
+        _taken("PutCommit", committed.statuses)
 
     def _each(self, call: Callable[[Any], Any], requests: Iterable[Any]) -> list[Any]:
         with ThreadPoolExecutor(_WAYS) as executor:
@@ -149,3 +154,11 @@ class Loader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _taken(method: str, statuses: bytes) -> None:
+    """Raise BenchError, which names what else than OK the answers are, unless all are OK."""
+    others = sorted(set(statuses) - {pb.OK})
+    if others:
+        told = ", ".join(f"{statuses.count(status)} × {pb.ItemStatus.Name(status)}" for status in others)
+        raise BenchError("the master did not take every chunk", cause=f"{method}: {told}")

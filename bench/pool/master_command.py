@@ -10,14 +10,18 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import click
+from click.core import ParameterSource
 
 from moonpool.bench.environment import describe_run
-from moonpool.bench.errors import ExitStatus
+from moonpool.bench.errors import ExitStatus, UsageError
 from moonpool.bench.options import DURATION, Choices, ListOf, count, json_option
 from moonpool.bench.perform import Ending, StatusLine, report_console, say, write_json
 from moonpool.bench.pool import master_report
 from moonpool.bench.pool.calls import CALL_NAMES
 from moonpool.bench.pool.master_report import MasterFindings
+from moonpool.bench.pool.peers import BACKENDS
+from moonpool.bench.pool.peers.base import ASKED, asking_of
+from moonpool.bench.pool.peers.command import compare_pools
 from moonpool.bench.pool.rpc import RpcWork, measure_calls
 from moonpool.bench.pool.whole import measure_memory, measure_recovery
 from moonpool.bench.pool.work import STORES
@@ -29,12 +33,15 @@ _MEASURES: Final = ("rpc", "memory", "recovery")
 _HASHES_MAX: Final = 16_384
 _IN_FLIGHT_MAX: Final = 1024
 _CHUNKS_MAX: Final = 16_000_000
+_COMPARED_HASHES: Final = (1000,)
+_COMPARED_THREADS: Final = (8,)
 
 _EXAMPLES: Final = """\b
 Examples:
   mooncake-bench master                                         every call, memory and recovery
   mooncake-bench master --measure rpc --call exists,match --hashes 1000 --in-flight 8
   mooncake-bench master --measure memory,recovery --chunks 1000000 --json -
+  mooncake-bench master --backends moonpool,mooncake,mooncake-dummy
 """
 
 
@@ -77,6 +84,12 @@ Examples:
     show_default=True,
     help="Of memory and recovery.",
 )
+@click.option(
+    "--backends",
+    type=Choices("name", list(BACKENDS)),
+    help="Compare masters through their own clients, round by round: moonpool, mooncake, mooncake-dummy.  "
+    "[rows by default: exists, match and put of 1000, 8 threads]",
+)
 @click.option("--duration", type=DURATION, default="500ms", show_default=True, help="Length of one window.")
 @click.option("--warmup", type=DURATION, default="100ms", show_default=True, help="Ahead of every window.")
 @click.option("--rounds", type=click.IntRange(1, 1000), default=5, show_default=True, help="Windows of each kind.")
@@ -91,10 +104,37 @@ def master(ctx: click.Context, /, **given: Any) -> None:
     Memory is what the master grows by from empty to --chunks, and recovery the time from its start after kill -9 until
     every one of them is a hit again, at the same place as before.
 
-    The exit status is that of transfer.
+    With --backends the calls that others have too (exists, match, put) go to several masters instead, through their
+    own clients, from as many threads as calls are to be in flight; one that is not installed is named and left out.
+
+    The exit status is that of transfer; of several masters, only Moonpool's decides it.
     """
+    if given["backends"] is not None:
+        asked = {name: given[name] for name in given if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT}
+        try:
+            ctx.exit(_compare(asked, given))
+        except UsageError as error:
+            raise click.UsageError(str(error)) from error
     works = [RpcWork(*values) for values in itertools.product(given["call"], given["hashes"], given["in_flight"])]
     ctx.exit(_perform(works if "rpc" in given["measure"] else [], given))
+
+
+def _compare(asked: dict[str, Any], given: dict[str, Any]) -> ExitStatus:
+    """Compare masters; `asked` are the options that were given, and the others of a comparison are its own."""
+    if others := set(asked.get("call", ())) - set(ASKED):
+        raise UsageError(f"{others.pop()} is no call that others have too", hint=f"--call {','.join(ASKED)}")
+    if asked.get("measure", ["rpc"]) != ["rpc"]:
+        raise UsageError("--backends compares calls", hint="--measure rpc")
+    works = [
+        asking_of(*values)
+        for values in itertools.product(
+            asked.get("call", ASKED), asked.get("hashes", _COMPARED_HASHES), asked.get("in_flight", _COMPARED_THREADS)
+        )
+    ]
+    timing = (given["rounds"], given["duration"], given["warmup"])
+    return compare_pools(
+        works, given["backends"], timing, dram=None, metadata=given["store"], json_file=given["json_file"]
+    )
 
 
 def _perform(works: Sequence[RpcWork], given: dict[str, Any]) -> ExitStatus:

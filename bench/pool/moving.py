@@ -7,18 +7,15 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from moonpool.bench.backends.base import InitiatorSide
-from moonpool.bench.backends.driving import run_threads
 from moonpool.bench.errors import BenchError, VerificationError
 from moonpool.bench.pool.loading import AT_ONCE, batches_of
 from moonpool.bench.pool.place import PoolPlace
+from moonpool.bench.pool.windows import CallSide, Checked
 from moonpool.bench.verify import Pattern
-from moonpool.bench.work import Layout
 from moonpool.store_client import Outcome
 from moonpool.store_client.packing import HEADER_BYTES
 
@@ -38,58 +35,20 @@ _READ_SECONDS: Final = 60.0
 _PINNED_AT_ONCE: Final = 32_768
 
 
-class _Side(InitiatorSide):
-    """Runs one callable per thread. With `once`, a window ends when a thread has been through its batches."""
-
-    def __init__(self, calls: list[Callable[[int], object]], batches: int, batch_bytes: int, *, once: bool) -> None:
-        super().__init__(len(calls))
-        self._batch_bytes = batch_bytes
-        self._calls = [self._ending(call, batches) for call in calls] if once else calls
-
-    def _ending(self, call: Callable[[int], object], batches: int) -> Callable[[int], object]:
-        def run(index: int) -> None:
-            call(index)
-            if index + 1 >= batches:
-                self.stop[0] = 1
-
-        return run
-
-    def run(self, seconds: float) -> Window:
-        """Run a window. Ctrl-C ends it between two calls, for which it waits: room is given back afterwards."""
-        self.stop[0] = 0
-        with ThreadPoolExecutor(1) as executor:
-            window = executor.submit(run_threads, self, self._calls, self._batch_bytes, seconds)
-            try:
-                return window.result()
-            except BaseException:
-                self.stop[0] = 1
-                raise
-
-    def close(self) -> None:
-        """Let go of the callables."""
-        self._calls = []
-
-
-class Row(ABC):
+class Row(Checked, ABC):
     """What the windows of puts and of gets have in common.
 
     Args:
         place: the pool.
         work: what is moved.
         number: gives a new number to each window.
-
-    Attributes:
-        complaints: what verification found.
     """
 
     def __init__(self, place: PoolPlace, work: StoreWork, number: Callable[[], int]) -> None:
         self._place = place
         self._work = work
-        self._number = number
-        self.complaints: list[str] = []
-        self._layout = Layout(work.moved, target=False)
         self._memory, self._region = place.memory("own", work.footprint_bytes)
-        self._pattern = Pattern(self._memory, self._layout)
+        super().__init__(work.moved, self._memory, number)
         self.path: str | None = None
 
     @abstractmethod
@@ -114,7 +73,7 @@ class Row(ABC):
         view = self._memory.data
         return [view[offset : offset + length] for offset in offsets.tolist()]
 
-    def _client_side(self, hashes: bytes, *, once: bool) -> _Side:
+    def _client_side(self, hashes: bytes, *, once: bool) -> CallSide:
         work, client, namespace = self._work, self._place.client, self._place.namespace
         good = bytes([Outcome.OK]) * work.batch
         calls: list[Callable[[int], object]] = []
@@ -138,9 +97,9 @@ class Row(ABC):
                     )
 
             calls.append(call)
-        return _Side(calls, work.moved.batches, work.moved.batch_bytes, once=once)
+        return CallSide(calls, work.moved.batches, work.moved.batch_bytes, once=once)
 
-    def _limit_side(self, extents: Records, *, once: bool) -> _Side:
+    def _limit_side(self, extents: Records, *, once: bool) -> CallSide:
         """The engine's own transfers of the same bytes, to or from the same places."""
         work, engine = self._work, self._place.engine
         post: Any = engine.write if work.op == "put" else engine.read
@@ -153,7 +112,7 @@ class Row(ABC):
                     transfer.wait()
 
             calls.append(call)
-        return _Side(calls, work.moved.batches, work.moved.batch_bytes, once=once)
+        return CallSide(calls, work.moved.batches, work.moved.batch_bytes, once=once)
 
     def _plan(self, extents: Records, blocks: slice) -> list[tuple[Any, ...]]:
         """Return the arguments of the transfers of one batch: one for each segment, as the client makes them."""
@@ -173,14 +132,6 @@ class Row(ABC):
         return plans
 
     # ---------------------------------------------------------------- verification
-
-    def _complain(self, who: str, what: str) -> None:
-        self.complaints.append(f"{who}: {what}")
-
-    def _check_own(self, who: str) -> None:
-        verdict = self._pattern.check()
-        if not verdict.ok:
-            self._complain(who, f"{verdict.blocks_bad} chunks differ here: {verdict.detail}")
 
     def _check_pool(self, who: str, extents: Records, window: int, done: list[int]) -> None:
         """Read what the first `done` batches of each thread have written, every replica, with the engine alone."""
@@ -301,35 +252,17 @@ class GetRow(Row):
 
     def engine_window(self, seconds: float, warmup: float) -> Window:
         """See `Row`."""
-        return self._window("get", self._sides[0], seconds, warmup)
+        return self._got("get", self._sides[0], self._content, seconds, warmup)
 
     def limit_window(self, seconds: float, warmup: float) -> Window:
         """See `Row`."""
-        return self._window("limit", self._sides[1], seconds, warmup)
+        return self._got("limit", self._sides[1], self._content, seconds, warmup)
 
     def close(self) -> None:
         """Remove the chunks."""
         for pin in self._pins:
             pin.release()
         self._place.remove(self._hashes)
-
-    def _window(self, who: str, side: _Side, seconds: float, warmup: float) -> Window:
-        # What is there before differs from what has to come in every byte's word.
-        self._pattern.fill(self._number())
-        before = [int(index) for index in side.next_batch]
-        if warmup:
-            side.run(warmup)
-            warm = [int(index) for index in side.next_batch]
-            self._pattern.expect(self._content, list(zip(before, warm, strict=True)))
-            self._check_own(f"{who}, warm-up")
-            before = warm
-            self._pattern.fill(self._number())
-        window = side.run(seconds)
-        self._pattern.expect(
-            self._content, [(first, int(end)) for first, end in zip(before, side.next_batch, strict=True)]
-        )
-        self._check_own(who)
-        return window
 
 
 def row_of(place: PoolPlace, work: StoreWork, number: Callable[[], int]) -> Row:

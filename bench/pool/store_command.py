@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import click
+from click.core import ParameterSource
 
 from moonpool.bench.environment import describe_run
 from moonpool.bench.errors import ExitStatus, UsageError, VerificationError
@@ -28,6 +29,9 @@ from moonpool.bench.options import (
 from moonpool.bench.perform import Ending, StatusLine, fixed, report_console, say, write_json
 from moonpool.bench.pool import store_report
 from moonpool.bench.pool.moving import row_of
+from moonpool.bench.pool.peers import BACKENDS
+from moonpool.bench.pool.peers.base import moving_of
+from moonpool.bench.pool.peers.command import compare_pools
 from moonpool.bench.pool.place import PoolPlace
 from moonpool.bench.pool.work import (
     MEMORIES,
@@ -57,7 +61,10 @@ Examples:
   mooncake-bench store --op put --block-size 4KiB --batch 128 --store sqlite
   mooncake-bench store --nodes 2 --replicas 1,2 --memory registered,buffers
   mooncake-bench store --master master-0:7600 --secret @/etc/moonpool/secret
+  mooncake-bench store --backends moonpool,mooncake,mooncake-dummy --store sqlite
 """
+#: The rows of a comparison, where nothing is said: chunk and batch.
+_COMPARED: Final = ((4 << 10, 128), (1 << 20, 32), (16 << 20, 1))
 
 
 @click.command(epilog=_EXAMPLES)
@@ -103,6 +110,12 @@ Examples:
 @click.option(
     "--store", type=click.Choice(STORES), help="Where the master that is started keeps metadata.  [default: memory]"
 )
+@click.option(
+    "--backends",
+    type=Choices("name", list(BACKENDS)),
+    help="Compare pools, each started for it, round by round: moonpool, mooncake, mooncake-dummy.  "
+    "[rows by default: 4KiB in batches of 128, 1MiB of 32, single 16MiB]",
+)
 @click.option("--duration", type=DURATION, default="1s", show_default=True, help="Longest time of one window.")
 @click.option("--warmup", type=DURATION, default="200ms", show_default=True, help="Ahead of every window of gets.")
 @click.option("--rounds", type=click.IntRange(1, 1000), default=5, show_default=True, help="Windows of each kind.")
@@ -118,13 +131,45 @@ def store(ctx: click.Context, /, **given: Any) -> None:
     Keys of puts are fresh, and the pool is emptied after each window. A window of puts ends when the footprint has
     been put once.
 
-    The exit status is that of transfer.
+    With --backends the same rows go through several pools instead, each with its own servers and its client in a
+    process of its own; one that is not installed is named and left out.
+
+    The exit status is that of transfer; of several pools, only Moonpool decides it.
     """
     try:
         works, options = _plan(given)
+        if given["backends"] is not None:
+            asked = {"block_size", "batch"} & {
+                name for name in given if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT
+            }
+            ctx.exit(_compare(works if asked else _compared(given), given))
     except (ConfigError, UsageError) as error:
         raise click.UsageError(str(error)) from error
     ctx.exit(_perform(works, options, given["json_file"]))
+
+
+def _compared(given: dict[str, Any]) -> list[StoreWork]:
+    return [
+        work
+        for op in given["op"]
+        for size, batch in _COMPARED
+        for work in StoreSweep([op], ["registered"], [1], given["threads"], [size], [batch], given["footprint"]).works()
+    ]
+
+
+def _compare(works: Sequence[StoreWork], given: dict[str, Any]) -> ExitStatus:
+    if given["master"] is not None:
+        raise UsageError("--backends starts pools: it does not go with --master")
+    if (given["nodes"] or 1, given["replicas"], given["memory"]) != (1, [1], ["registered"]):
+        raise UsageError("--backends compares pools of one node, without replicas, with registered memory")
+    return compare_pools(
+        [moving_of(work.moved, work.op) for work in works],
+        given["backends"],
+        (given["rounds"], given["duration"], given["warmup"]),
+        dram=given["dram"],
+        metadata=given["store"] or "memory",
+        json_file=given["json_file"],
+    )
 
 
 def _plan(given: dict[str, Any]) -> tuple[list[StoreWork], StoreOptions]:

@@ -27,6 +27,7 @@ __all__ = [
     "StoreSweep",
     "StoreWork",
     "dram_needed",
+    "dram_needed_by",
 ]
 
 OPS: Final = ("put", "get")
@@ -146,7 +147,17 @@ _SPARE_BYTES: Final = 64 << 20
 
 def dram_needed(works: Sequence[StoreWork], nodes: int) -> int:
     """Return the bytes that each of `nodes` has to lend so that no row runs out of room."""
-    most = max(
-        (work.footprint_bytes // work.block_bytes) * (work.block_bytes + _PER_EXTENT) * work.replicas for work in works
-    )
+    return _lent(max(_taken(work.moved) * work.replicas for work in works), nodes)
+
+
+def dram_needed_by(works: Sequence[Work]) -> int:
+    """Return the bytes that the one node of a pool has to lend so that no row runs out of room."""
+    return _lent(max(map(_taken, works)), 1)
+
+
+def _taken(work: Work) -> int:
+    return work.blocks * (work.block_bytes + _PER_EXTENT)
+
+
+def _lent(most: int, nodes: int) -> int:
     return -(-(int(most * _ROOM) // nodes + _SPARE_BYTES) // (2 << 20)) * (2 << 20)

@@ -9,15 +9,26 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from moonpool.bench.errors import ExitStatus, TraceError
+from moonpool.bench.errors import ExitStatus, TraceError, UsageError
 from moonpool.bench.jsonform import rounded
-from moonpool.bench.options import Choices, ListOf, count, json_option, plot_option_of
+from moonpool.bench.options import (
+    ADDRESS,
+    SECRET,
+    SIZE,
+    THREADS_MAX,
+    Choices,
+    ListOf,
+    Value,
+    count,
+    json_option,
+    plot_option_of,
+)
 from moonpool.bench.perform import Ending, report_console, say, write_json
 from moonpool.bench.plot import plot_replay
+from moonpool.bench.pool.work import STORES
+from moonpool.bench.replay.live_command import live_options, perform_live, requests_progress
 from moonpool.bench.replay.simulate import POLICIES, Row
 from moonpool.bench.replay.simulate import replay as rows_of
 from moonpool.bench.replay.trace import BLOCK_TOKENS, Trace, read_trace
@@ -34,6 +45,9 @@ Examples:
   mooncake-bench replay trace.jsonl.gz
   mooncake-bench replay trace.jsonl --capacity 10000 --json -
   mooncake-bench replay trace.jsonl --capacity 2000,4000,8000 --policy lru,prefix --plot replay.png
+  mooncake-bench replay trace.jsonl --policy prefix,native-prefix     the policy, and the index that masters have
+  mooncake-bench replay trace.jsonl.gz --speed 10                     through a live pool, ten times as fast
+  mooncake-bench replay trace.jsonl.gz --speed 1 --master master-0:7600 --secret @/etc/moonpool/secret
 """
 
 T = TypeVar("T")
@@ -53,19 +67,30 @@ T = TypeVar("T")
     "policies",
     type=Choices("name", list(POLICIES)),
     multiple=True,
-    help="lru, s3fifo, prefix, optimum, bound; may be given several times.  [default: all but bound]",
+    help="lru, s3fifo, prefix, optimum, bound, and native-lru, native-s3fifo, native-prefix through the index of the "
+    "master; may be given several times.  [default: the first four]",
+)
+@click.option("--requests", type=click.IntRange(1), metavar="N", help="Only the first N of the trace.")
+@click.option(
+    "--speed",
+    type=click.FloatRange(0, min_open=True),
+    help="Replay it in time, so many times as fast, against a live pool. What follows belongs to this.",
+)
+@click.option("--master", type=ADDRESS, help="A pool that runs.  [default: one is started on this host]")
+@click.option("--secret", type=SECRET, metavar="TEXT|@FILE", help="Cluster secret of --master.")
+@click.option("--nodes", type=click.IntRange(1, 64), help="Nodes of the pool that is started.  [default: 1]")
+@click.option("--dram", type=Value("size", SIZE), help="What each of them lends.  [default: 256MiB]")
+@click.option("--store", type=click.Choice(STORES), help="Where its master keeps metadata.  [default: memory]")
+@click.option("--block-size", type=Value("size", SIZE), help="Bytes of one block, a multiple of 8.  [default: 16KiB]")
+@click.option(
+    "--clients",
+    type=click.IntRange(1, THREADS_MAX),
+    help="Requests at the same time at most, each by a client of its own.  [default: 4]",
 )
 @json_option
-@plot_option_of("hit ratios over the capacity")
+@plot_option_of("hit ratios over the capacity, or with --speed over time")
 @click.pass_context
-def replay(
-    ctx: click.Context,
-    trace_file: Path,
-    capacities: Sequence[list[int]],
-    policies: Sequence[list[str]],
-    json_file: str | None,
-    plot_file: Path | None,
-) -> None:
+def replay(ctx: click.Context, /, **given: Any) -> None:
     """Say which part of the blocks of a trace a pool would have had, by its size and eviction policy.
 
     TRACE has a JSON object for each request and line, possibly compressed with gzip, with the keys timestamp (ms),
@@ -75,10 +100,26 @@ def replay(
     A block is a hit if it and all blocks before it in its request were there. Then every block of the request is put
     or used, and the pool is cut to its size.
 
-    The exit status is 0, 2 for a command line that makes no sense, 3 for a trace that cannot be read, and 130 after
-    Ctrl-C, which still shows the complete rows.
+    With --speed each request comes at its time instead, and a live pool is asked what is there, which is got and
+    compared, and the rest is put.
+
+    The exit status is 0, 1 for bytes that differ, 2 for a command line that makes no sense, 3 for a trace that cannot
+    be read or a live pool that fails, and 130 after Ctrl-C, which still shows what is complete.
     """
-    ctx.exit(_perform(trace_file, _flat(capacities) or _CAPACITIES, _flat(policies) or _POLICIES, json_file, plot_file))
+    capacities, policies = _flat(given["capacities"]), _flat(given["policies"])
+    try:
+        options = live_options(given, simulated=bool(capacities or policies))
+    except UsageError as error:
+        raise click.UsageError(str(error)) from error
+    file, outputs = given["trace_file"], (given["json_file"], given["plot_file"])
+    try:
+        trace = read_trace(file).first(given["requests"])
+    except TraceError as error:
+        say(str(error))
+        ctx.exit(ExitStatus.FAILED)
+    if options is None:
+        ctx.exit(_perform(file, trace, capacities or _CAPACITIES, policies or _POLICIES, *outputs))
+    ctx.exit(perform_live(_header(file, trace), _facts(file, trace), trace, options, *outputs))
 
 
 def _flat(lists: Sequence[list[T]]) -> list[T]:
@@ -87,16 +128,16 @@ def _flat(lists: Sequence[list[T]]) -> list[T]:
 
 
 def _perform(
-    file: Path, capacities: Sequence[int], policies: Sequence[str], json_file: str | None, plot_file: Path | None
+    file: Path,
+    trace: Trace,
+    capacities: Sequence[int],
+    policies: Sequence[str],
+    json_file: str | None,
+    plot_file: Path | None,
 ) -> ExitStatus:
-    try:
-        trace = read_trace(file)
-    except TraceError as error:
-        say(str(error))
-        return ExitStatus.FAILED
     rows: list[Row] = []
     ending = Ending()
-    with ending, _progress() as progress:
+    with ending, requests_progress() as progress:
         task = progress.add_task("", total=len(trace.requests) * len(capacities) * len(policies))
         rows.extend(rows_of(trace, policies, capacities, lambda served: progress.advance(task, served)))
     if json_file != "-":
@@ -111,17 +152,20 @@ def _perform(
     return ending.status(verified=True)
 
 
-def _progress() -> Progress:
-    console = Console(stderr=True)
-    columns = (TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-
-
 def _header(file: Path, trace: Trace) -> str:
     return (
         f"{file.name}: {len(trace.requests):,} requests, {trace.references:,} blocks of {BLOCK_TOKENS} tokens, "
         f"{len(trace.names):,} different"
     )
+
+
+def _facts(file: Path, trace: Trace) -> dict[str, Any]:
+    return {
+        "file": file.name,
+        "requests": len(trace.requests),
+        "references": trace.references,
+        "distinct": len(trace.names),
+    }
 
 
 def _table(rows: Sequence[Row], capacities: Sequence[int], policies: Sequence[str]) -> Table:
@@ -137,12 +181,7 @@ def _table(rows: Sequence[Row], capacities: Sequence[int], policies: Sequence[st
 def _document(file: Path, trace: Trace, rows: Sequence[Row], *, interrupted: bool) -> dict[str, Any]:
     return {
         "schema": _SCHEMA,
-        "trace": {
-            "file": file.name,
-            "requests": len(trace.requests),
-            "references": trace.references,
-            "distinct": len(trace.names),
-        },
+        "trace": _facts(file, trace),
         "interrupted": interrupted,
         "rows": [
             {

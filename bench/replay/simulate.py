@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from moonpool.bench.replay.native import NativePool
 from moonpool.bench.replay.optimum import Optimum
 from moonpool.bench.replay.plain import Lru, S3Fifo
 from moonpool.bench.replay.pool import Pool, SimulatedPool
@@ -22,6 +23,9 @@ POLICIES: Final[dict[str, Callable[[Trace, int], Pool]]] = {
     "prefix": lambda trace, capacity: SimulatedPool(Prefix(capacity, trace.names), capacity, len(trace.names)),
     "optimum": lambda trace, capacity: Optimum(trace, capacity, leaves_first=False),
     "bound": lambda trace, capacity: Optimum(trace, capacity, leaves_first=True),
+    "native-lru": lambda trace, capacity: NativePool("lru", capacity, trace.names),
+    "native-s3fifo": lambda trace, capacity: NativePool("s3fifo", capacity, trace.names),
+    "native-prefix": lambda trace, capacity: NativePool("prefix", capacity, trace.names),
 }
 
 #: Requests between two reports of progress.

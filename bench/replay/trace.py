@@ -8,7 +8,7 @@ import json
 import math
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,15 +30,25 @@ class Trace:
     Attributes:
         requests: the blocks of each request, from the beginning of its prompt to the end.
         names: what the trace calls each block.
+        times_ms: when each request came; empty where that is not known.
     """
 
     requests: list[list[int]]
     names: list[int]
+    times_ms: list[float] = field(default_factory=list)
 
     @property
     def references(self) -> int:
         """Blocks of all requests together."""
         return sum(map(len, self.requests))
+
+    def first(self, count: int | None) -> Trace:
+        """Return the trace of the first so many requests; None: all."""
+        if count is None or count >= len(self.requests):
+            return self
+        requests = self.requests[:count]
+        blocks = 1 + max((max(request) for request in requests if request), default=-1)
+        return Trace(requests, self.names[:blocks], self.times_ms[:count])
 
 
 def read_trace(file: Path) -> Trace:
@@ -51,15 +61,17 @@ def read_trace(file: Path) -> Trace:
     """
     numbers: dict[int, int] = {}
     requests: list[list[int]] = []
+    times_ms: list[float] = []
     for where, line in _lines(file):
         if line.isspace():
             continue
-        ids = _hash_ids(where, line)
+        time_ms, ids = _request(where, line)
+        times_ms.append(time_ms)
         requests.append([numbers.setdefault(name, len(numbers)) for name in ids])
     if not numbers:
         what = "only requests without blocks" if requests else "no requests"
         raise TraceError(f"{file}: there are {what} in it", hint="a file with one JSON object for each line")
-    return Trace(requests, list(numbers))
+    return Trace(requests, list(numbers), times_ms)
 
 
 def _lines(file: Path) -> Iterator[tuple[str, bytes]]:
@@ -85,7 +97,7 @@ def _lines(file: Path) -> Iterator[tuple[str, bytes]]:
         raise TraceError(f"{file}: cannot be read", cause=error.strerror or str(error)) from error
 
 
-def _hash_ids(where: str, line: bytes) -> list[int]:
+def _request(where: str, line: bytes) -> tuple[float, list[int]]:
     try:
         request = json.loads(line)
     except (ValueError, RecursionError) as error:  # ValueError is also text that is not UTF-8
@@ -106,7 +118,7 @@ def _hash_ids(where: str, line: bytes) -> list[int]:
     for index, name in enumerate(ids):
         if not _is_natural(name):
             raise TraceError(f"{where}: 'hash_ids'[{index}] is {_shown(name)}, not a whole number from 0")
-    return ids
+    return float(request["timestamp"]), ids
 
 
 def _is_natural(value: Any) -> bool:

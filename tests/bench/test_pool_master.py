@@ -8,6 +8,7 @@ import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bench_testing import Terminal, interrupt
@@ -19,6 +20,7 @@ from moonpool.bench.pool import calls
 from moonpool.bench.pool.calls import CALL_NAMES, Exists
 from moonpool.bench.pool.loading import Loader
 from moonpool.bench.pool.processes import MasterProcess
+from moonpool.proto import pool_pb2 as pb
 
 Bench = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -145,6 +147,22 @@ def test_a_million_chunks_would_need_a_thousand_messages() -> None:
         loader.call = lambda method, request: (called.append(method), honest(method, request))[1]  # type: ignore[method-assign]
         loader.put(os.urandom(32 * 2000))
         assert sorted(called) == ["PutCommit", "PutCommit", "PutStart", "PutStart"]
+
+
+@pytest.mark.parametrize("refused", ["PutStart", "PutCommit"])
+def test_a_loader_says_which_call_was_refused_and_how(refused: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with MasterProcess("memory") as master, Loader(master.address) as loader:
+        honest = loader.call
+
+        def refusing(method: str, request: Any) -> Any:
+            reply = honest(method, request)
+            if method == refused:
+                reply.statuses = bytes([pb.OK, pb.NOT_OWNER, pb.NOT_OWNER])
+            return reply
+
+        monkeypatch.setattr(loader, "call", refusing)
+        with pytest.raises(BenchError, match=f"did not take every chunk: {refused}: 2 × NOT_OWNER"):
+            loader.put(os.urandom(32 * 3))
 
 
 def test_a_master_that_does_not_start_says_why(tmp_path: Path) -> None:

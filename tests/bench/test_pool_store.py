@@ -18,7 +18,7 @@ import moonpool
 from moonpool.bench import commands
 from moonpool.bench.errors import ExitStatus
 from moonpool.bench.measure import Window
-from moonpool.bench.pool import moving, store_command
+from moonpool.bench.pool import store_command, windows
 from moonpool.bench.pool.place import PoolPlace
 from moonpool.store_client.packing import HEADER_BYTES, Records
 from moonpool.transfer_engine import TransferEngine
@@ -198,7 +198,7 @@ def test_damage_that_the_client_finds_is_status_1(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("op", ["put", "get"])
 def test_bytes_that_are_wrong_here_are_status_1(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
     memory: dict[str, Any] = {}
-    lend, run = PoolPlace.memory, moving._Side.run
+    lend, run = PoolPlace.memory, windows.CallSide.run
 
     def lent(self: PoolPlace, name: str, nbytes: int) -> Any:
         memory[name] = lend(self, name, nbytes)
@@ -210,7 +210,7 @@ def test_bytes_that_are_wrong_here_are_status_1(monkeypatch: pytest.MonkeyPatch,
         return window
 
     monkeypatch.setattr(PoolPlace, "memory", lent)
-    monkeypatch.setattr(moving._Side, "run", spoiling)
+    monkeypatch.setattr(windows.CallSide, "run", spoiling)
     result = invoke("--op", op)
     assert result.exit_code == ExitStatus.NOT_VERIFIED, result.output
     assert "differ here" in result.output

@@ -17,7 +17,7 @@ from moonpool.bench import commands
 from moonpool.bench.errors import ExitStatus, TraceError
 from moonpool.bench.replay import command
 from moonpool.bench.replay.simulate import Row
-from moonpool.bench.replay.trace import read_trace
+from moonpool.bench.replay.trace import Trace, read_trace
 
 
 def line(*ids: Any, **other: Any) -> str:
@@ -39,7 +39,16 @@ def test_blocks_are_numbered_by_first_use(file: Path) -> None:
     trace = read_trace(file)
     assert trace.requests == [[0, 1, 2], [0, 1, 3], [0, 1, 2]]
     assert trace.names == [7, 8, 9, 5]
+    assert trace.times_ms == [0, 0, 0]
     assert trace.references == 9
+
+
+def test_the_first_requests_are_a_trace_of_their_own(file: Path) -> None:
+    trace = read_trace(file)
+    assert trace.first(1) == Trace([[0, 1, 2]], [7, 8, 9], [0])
+    assert trace.first(None) == trace.first(3) == trace.first(100) == trace
+    document = json.loads(run(file, "--requests", "2", "--json", "-").stdout)
+    assert document["trace"] == {"file": "trace.jsonl", "requests": 2, "references": 6, "distinct": 4}
 
 
 def test_compression_is_recognized_by_content(file: Path) -> None:

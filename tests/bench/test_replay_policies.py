@@ -15,6 +15,7 @@ import replay_traces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moonpool.bench.replay.native import NativePool
 from moonpool.bench.replay.plain import S3Fifo
 from moonpool.bench.replay.pool import Policy, SimulatedPool
 from moonpool.bench.replay.prefix import Prefix, _mix
@@ -352,6 +353,26 @@ def test_prefix_is_nowhere_clearly_worse_than_lru(kind: str) -> None:
         assert ratio(trace, "prefix", capacity) >= 0.98 * ratio(trace, "lru", capacity), capacity
 
 
+@pytest.mark.parametrize("kind", ["popular", "scans", "agents"])
+@pytest.mark.parametrize("policy", ["lru", "s3fifo", "prefix"])
+def test_the_index_of_the_master_does_what_its_model_does(kind: str, policy: str) -> None:
+    """Nearly: it evicts ahead of a put and leaves first, and its ghosts are sets."""
+    trace = replay_traces.trace(replay_traces.KINDS[kind](1, 1500))
+    capacity = len(trace.names) // 10
+    native = hits(trace, f"native-{policy}", capacity)
+    assert native == hits(trace, f"native-{policy}", capacity), "the same every time"
+    assert sum(native) == pytest.approx(sum(hits(trace, policy, capacity)), rel=0.1)
+
+
+def test_the_index_is_never_larger_than_it_may_be() -> None:
+    trace = replay_traces.trace(replay_traces.scans(2, 200))
+    pool = NativePool("prefix", 50, trace.names)
+    for request in trace.requests:
+        pool.request(request)
+        assert pool._index.stats()["chunks"] <= 50
+        assert pool._index.check() == ""
+
+
 def test_s3fifo_without_room_for_ghosts() -> None:
     pool = SimulatedPool(S3Fifo(1), 1, 2)
     assert [pool.request([block]) for block in (0, 0, 1, 0)] == [0, 1, 0, 0]
@@ -375,3 +396,6 @@ def test_the_published_trace() -> None:
     assert ratios["prefix", 1_000] >= 0.065
     assert ratios["prefix", 5_000] >= 0.155
     assert ratios["prefix", 10_000] >= 0.222
+    assert ratios["native-prefix", 1_000] >= 0.065
+    assert ratios["native-prefix", 5_000] >= 0.150
+    assert ratios["native-prefix", 10_000] >= 0.222

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""This project's pool, as its users have it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Final
+
+from moonpool.bench.pool.loading import NAMESPACE, Loader, batches_of
+from moonpool.bench.pool.moving import row_of
+from moonpool.bench.pool.peers.base import GROUPS, AskRow, LookRow, PeerOptions, PoolBackend, PoolRow
+from moonpool.bench.pool.place import PoolPlace
+from moonpool.bench.pool.processes import MasterProcess
+from moonpool.bench.pool.work import StoreOptions, StoreWork
+from moonpool.store_client import StoreClient
+
+if TYPE_CHECKING:
+    from moonpool.bench.measure import Window
+    from moonpool.bench.work import Work
+
+__all__ = ["MoonpoolPool"]
+
+_LEASE_SECONDS: Final = 1.0
+
+
+class MoonpoolPool(PoolBackend):
+    """A master and a node for rows that move bytes; a master and a node in name only for the others."""
+
+    def __init__(self, options: PeerOptions) -> None:
+        self._options = options
+        self._stack = contextlib.ExitStack()
+        self._place: PoolPlace | None = None
+        self._asked: tuple[Loader, StoreClient] | None = None
+
+    def row(self, work: Work, number: Callable[[], int]) -> PoolRow:
+        """See `PoolBackend`."""
+        if work.transport == "master":
+            return self._asking(work)
+        if self._place is None:
+            options = StoreOptions(0, 0.0, 0.0, dram=self._options.dram, metadata=self._options.metadata)
+            self._place = self._stack.enter_context(PoolPlace(options))
+        moved = StoreWork(
+            work.op, work.block_bytes, work.batch, 1, work.threads, "registered", work.footprint_bytes
+        )  # fmt: skip
+        return row_of(self._place, moved, number)
+
+    def close(self) -> None:
+        """See `PoolBackend`."""
+        self._stack.close()
+
+    def _asking(self, work: Work) -> PoolRow:
+        if self._asked is None:
+            folder = self._stack.enter_context(TemporaryDirectory(prefix="mooncake-bench-"))
+            store = f"sqlite:{folder}/master.db" if self._options.metadata == "sqlite" else "memory"
+            master = self._stack.enter_context(MasterProcess(store))
+            loader = self._stack.enter_context(Loader(master.address))
+            self._asked = loader, self._stack.enter_context(StoreClient(master.address, name="mooncake-bench"))
+        loader, client = self._asked
+        if work.op == "put":
+            return _PutRow(work, loader)
+        hashes = os.urandom(32 * work.batch * GROUPS)
+        chains = batches_of(hashes, work.batch)
+        for chain in chains:
+            loader.put(chain)
+        if work.op == "exists":
+            return LookRow(
+                work, lambda chain: bool(client.exists(NAMESPACE, chain).all()), chains, lambda: loader.remove(hashes)
+            )
+        return LookRow(
+            work,
+            lambda chain: client.match_prefix(NAMESPACE, chain, lease=_LEASE_SECONDS) == work.batch,
+            chains,
+            lambda: loader.remove(hashes),
+        )
+
+
+class _PutRow(AskRow):
+    """PutStart and PutCommit of fresh chunks, which are removed after the window."""
+
+    def __init__(self, work: Work, loader: Loader) -> None:
+        super().__init__(work)
+        self._loader = loader
+
+    def engine_window(self, seconds: float, warmup: float) -> Window:
+        """See `PoolRow`. There is no warm-up: every chunk that it put would have to be removed again."""
+        del warmup
+        work, done = self._work, [0] * self._work.threads
+        batches = [
+            batches_of(os.urandom(32 * work.batch * work.batches), work.batch) for _ in range(work.threads)
+        ]  # fmt: skip
+
+        def put(index: int, thread: int) -> None:
+            self._loader.put_batch(batches[thread][index])
+            done[thread] = index + 1
+
+        calls = [functools.partial(put, thread=thread) for thread in range(work.threads)]
+        window = self._window(calls, seconds, batches=work.batches)
+        hashes = b"".join(b"".join(some[:end]) for some, end in zip(batches, done, strict=True))
+        if (there := self._loader.remove(hashes)) != len(hashes) // 32:
+            self._complain(f"{there} of {len(hashes) // 32} chunks that were put were there")
+        return window
+
+    def close(self) -> None:
+        """Nothing is left."""

@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A trace through a live pool: each request comes when its time has come, asks, gets what is there, puts the rest."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from moonpool.bench.replay.hashes import content_of, hashes_of
+from moonpool.cluster import local_cluster
+from moonpool.errors import MoonpoolError
+from moonpool.store_client import Outcome, StoreClient
+from moonpool.store_client.packing import ROOT
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from moonpool.address import Address
+    from moonpool.bench.replay.trace import Trace
+    from moonpool.store_client.results import Results
+
+__all__ = ["LiveOptions", "Served", "Totals", "replay_live"]
+
+#: What one call moves at most.
+_PIECE_BYTES: Final = 32 << 20
+_REMOVED_AT_ONCE: Final = 1000
+_SHOWN_MAX: Final = 8
+
+
+@dataclass(frozen=True)
+class LiveOptions:
+    """What is replayed against, and how.
+
+    Attributes:
+        speed: how many times as fast as the trace.
+        block_bytes: of a chunk, a multiple of 8.
+        clients: requests that are served at the same time at most, each by a client of its own.
+        master: of a pool that runs; None: one is started.
+        secret: of that pool.
+        nodes: of the pool that is started.
+        dram: bytes that each of them lends.
+        store: where its master keeps metadata: ``memory`` or ``sqlite``.
+    """
+
+    speed: float
+    block_bytes: int
+    clients: int
+    master: Address | None = None
+    secret: bytes | None = None
+    nodes: int = 1
+    dram: int = 256 << 20
+    store: str = "memory"
+
+
+@dataclass(frozen=True)
+class Served:
+    """What became of one request. Times in seconds.
+
+    Attributes:
+        due: when it had to begin, from the first request on.
+        late: how much later it began.
+        match: until it was known what is there.
+        get: until that had come; 0.0 where there was nothing.
+        put: until the rest was put; 0.0 where there was no rest.
+        blocks: of the request.
+        hits: those that were got, from the first on.
+        put_blocks: those that were put, or were there meanwhile.
+    """
+
+    due: float
+    late: float
+    match: float
+    get: float
+    put: float
+    blocks: int
+    hits: int
+    put_blocks: int
+
+    @property
+    def seconds(self) -> float:
+        """From its beginning to its end, without the time in which bytes were compared."""
+        return self.match + self.get + self.put
+
+
+@dataclass
+class Totals:
+    """Everything that happened. Filled by several threads, under `lock`.
+
+    Attributes:
+        served: requests, in the order in which they ended.
+        errors: how often, by code: of calls that failed as a whole, and of chunks.
+        vanished: chunks that were there when it was asked and not when they were to be got: no error.
+        complaints: bytes that were wrong, the first few.
+        wrong: chunks whose bytes were wrong.
+        seconds: of the whole replay.
+        pool: what was replayed against, as JSON values.
+    """
+
+    served: list[Served] = field(default_factory=list)
+    errors: collections.Counter[str] = field(default_factory=collections.Counter)
+    vanished: int = 0
+    complaints: list[str] = field(default_factory=list)
+    wrong: int = 0
+    seconds: float = 0.0
+    pool: dict[str, Any] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def complain(self, what: str) -> None:
+        """Note a chunk whose bytes are wrong."""
+        with self.lock:
+            self.wrong += 1
+            if len(self.complaints) < _SHOWN_MAX:
+                self.complaints.append(what)
+
+    def fail(self, error: MoonpoolError) -> None:
+        """Count an error."""
+        with self.lock:
+            self.errors[error.code] += 1
+
+
+class _Due:
+    """Hands out the requests of a trace in order, each when its time has come."""
+
+    def __init__(self, trace: Trace, speed: float) -> None:
+        self._requests = trace.requests
+        first = trace.times_ms[0] if trace.times_ms else 0.0
+        self._due = [(time_ms - first) / 1000 / speed for time_ms in trace.times_ms]
+        self._next = 0
+        self._lock = threading.Lock()
+        self.stop = threading.Event()
+        self.began = time.monotonic()
+
+    def next(self) -> tuple[float, Sequence[int]] | None:
+        """Return when the next request is due, and its blocks; None: there is none, or `stop` was set. Waits for it."""
+        with self._lock:
+            number = self._next
+            self._next += 1
+        if number >= len(self._requests) or self.stop.wait(max(0.0, self._due_in(number))):
+            return None
+        return self._due[number], self._requests[number]
+
+    def _due_in(self, number: int) -> float:
+        return self.began + self._due[number] - time.monotonic()
+
+
+class _Serving:
+    """One client, used by one thread."""
+
+    def __init__(
+        self, client: StoreClient, namespace: str, hashes: NDArray[np.uint8], block_bytes: int, totals: Totals
+    ) -> None:
+        self._client = client
+        self._namespace = namespace
+        self._hashes = hashes
+        self._block_bytes = block_bytes
+        self._totals = totals
+        self._at_once = max(1, _PIECE_BYTES // block_bytes)
+        self._region = client.allocate(self._at_once * block_bytes)
+        self._memory = np.asarray(self._region)[: self._at_once * block_bytes].reshape(self._at_once, block_bytes)
+        self._offsets = np.arange(self._at_once, dtype=np.int64) * block_bytes
+        self._lengths = np.full(self._at_once, block_bytes, dtype=np.int64)
+
+    def serve(self, due: float, late: float, blocks: Sequence[int]) -> None:
+        """Ask, get what is there, put the rest; note it."""
+        hashes = self._hashes[list(blocks)]
+        began = time.monotonic()
+        matched = self._matched(hashes)
+        asked = time.monotonic()
+        hits, getting = self._get(hashes[:matched])
+        put_blocks, putting = self._put(hashes, hits)
+        done = Served(due, late, asked - began, getting, putting, len(blocks), hits, put_blocks)
+        with self._totals.lock:
+            self._totals.served.append(done)
+
+    def _matched(self, hashes: NDArray[np.uint8]) -> int:
+        if not len(hashes):
+            return 0
+        try:
+            return self._client.match_prefix(self._namespace, hashes.tobytes(), lease=1.0)
+        except MoonpoolError as error:
+            self._totals.fail(error)
+            return 0
+
+    def _get(self, hashes: NDArray[np.uint8]) -> tuple[int, float]:
+        """Return how many of the first were got, and the seconds that this took."""
+        hits, seconds = 0, 0.0
+        for begin in range(0, len(hashes), self._at_once):
+            some = hashes[begin : begin + self._at_once]
+            began = time.monotonic()
+            results = self._tried(self._client.get_into, some)
+            seconds += time.monotonic() - began
+            good = self._checked(some, results)
+            hits += good
+            if good < len(some):
+                break
+        return hits, seconds
+
+    def _checked(self, hashes: NDArray[np.uint8], results: Results | None) -> int:
+        """Compare what has come; return how many of the first are there and right."""
+        if results is None:
+            return 0
+        there = np.frombuffer(results.outcomes, dtype=np.uint8) == Outcome.OK
+        right = (self._memory[: len(hashes)] == content_of(hashes, self._block_bytes)).all(axis=1)
+        for index in np.flatnonzero(there & ~right).tolist():
+            self._totals.complain(f"chunk {hashes[index].tobytes().hex()[:16]}... has other bytes than were put")
+        for index in results.where(Outcome.CORRUPT):
+            self._totals.complain(str(results.errors[index]))
+        with self._totals.lock:
+            self._totals.vanished += results.count(Outcome.MISS)
+        good = there & right
+        return len(good) if good.all() else int(np.argmin(good))
+
+    def _put(self, hashes: NDArray[np.uint8], first: int) -> tuple[int, float]:
+        """Put the chunks from `first` on; return how many, and the seconds that this took."""
+        put, seconds = 0, 0.0
+        for begin in range(first, len(hashes), self._at_once):
+            some = hashes[begin : begin + self._at_once]
+            self._memory[: len(some)] = content_of(some, self._block_bytes)
+            parent = hashes[begin - 1].tobytes() if begin else ROOT
+            began = time.monotonic()
+            results = self._tried(self._client.put, some, parents=parent)
+            seconds += time.monotonic() - began
+            if results is None:
+                break
+            put += results.count(Outcome.OK) + results.count(Outcome.ALREADY)
+        return put, seconds
+
+    def _tried(self, call: Callable[..., Results], hashes: NDArray[np.uint8], **options: Any) -> Results | None:
+        """Make a call with the first places of the memory; count what went wrong, for all of it or single chunks."""
+        count = len(hashes)
+        values = self._region, self._offsets[:count], self._lengths[:count]
+        try:
+            results = call(self._namespace, hashes.tobytes(), values, **options)
+        except MoonpoolError as error:
+            self._totals.fail(error)
+            return None
+        for index in results.where(Outcome.FAILED):
+            self._totals.fail(results.errors[index])
+        return results
+
+
+def replay_live(trace: Trace, options: LiveOptions, totals: Totals, advance: Callable[[int], None]) -> None:
+    """Replay a trace. Returns when the last request is over, or raises when Ctrl-C was pressed; threads are joined.
+
+    Args:
+        trace: with times.
+        options: see `LiveOptions`.
+        totals: is filled, also when this ends early.
+        advance: is told of each request that is over, from several threads.
+
+    Raises:
+        MoonpoolError: the pool did not start, or does not answer.
+    """
+    hashes = hashes_of(trace.names)
+    namespace = f"mooncake-bench-replay-{os.urandom(8).hex()}"
+    with contextlib.ExitStack() as stack:
+        clients = stack.enter_context(_clients(options))
+        totals.pool = _pool(clients[0], options)
+        serving = [_Serving(client, namespace, hashes, options.block_bytes, totals) for client in clients]
+        due = _Due(trace, options.speed)
+
+        def work(one: _Serving) -> None:
+            while (request := due.next()) is not None:
+                late = max(0.0, time.monotonic() - due.began - request[0])
+                one.serve(request[0], late, request[1])
+                advance(1)
+
+        try:
+            _run(work, serving, due.stop)
+        finally:
+            totals.seconds = time.monotonic() - due.began
+            if options.master is not None:
+                _empty(clients[0], namespace, hashes)
+
+
+def _run(work: Callable[[_Serving], None], serving: Sequence[_Serving], stop: threading.Event) -> None:
+    failures: list[BaseException] = []
+
+    def guarded(one: _Serving) -> None:
+        try:
+            work(one)
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
+            failures.append(error)
+            stop.set()
+
+    threads = [threading.Thread(target=guarded, args=(one,), name="moonpool-replay") for one in serving]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException:
+        stop.set()
+        for thread in threads:
+            thread.join()
+        raise
+    if failures:
+        raise failures[0]
+
+
+@contextlib.contextmanager
+def _clients(options: LiveOptions) -> Iterator[list[StoreClient]]:
+    with contextlib.ExitStack() as stack:
+        address, secret = str(options.master), options.secret
+        if options.master is None:
+            cluster = stack.enter_context(local_cluster(options.nodes, str(options.dram), options.store))
+            address, secret = cluster.master, cluster.secret.encode()
+        yield [
+            stack.enter_context(StoreClient(address, name=f"mooncake-bench {number}", secret=secret))
+            for number in range(options.clients)
+        ]
+
+
+def _pool(client: StoreClient, options: LiveOptions) -> dict[str, Any]:
+    segments = client.segments()
+    return {
+        "started": options.master is None,
+        "nodes": len({segment.node for segment in segments}),
+        "capacity_bytes": sum(segment.capacity_bytes for segment in segments),
+        "store": client.master_stats()["store"]["kind"],
+    }
+
+
+def _empty(client: StoreClient, namespace: str, hashes: NDArray[np.uint8]) -> None:
+    """Leave nothing in a pool of others."""
+    for begin in range(0, len(hashes), _REMOVED_AT_ONCE):
+        client.remove(namespace, hashes[begin : begin + _REMOVED_AT_ONCE].tobytes())
