@@ -308,7 +308,7 @@ class StoreClient(Asking):
         memory = destinations_of(self._core.engine, destinations, count)
         seconds = self._core.settings.lease if lease is None else checked_lease(lease)
         if ranges is not None:
-            memory = Ranges(self._core.engine, memory, *checked_ranges(ranges, count))
+            memory = Ranges(memory, *checked_ranges(ranges, count))
         request = GetRequest(namespace, packed, memory, shard, seconds, self._deadline(timeout))
         return get(self._core, request)
 

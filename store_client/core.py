@@ -24,6 +24,7 @@ from moonpool.store_client.errors import (
     StoreArgumentError,
     StoreTimeoutError,
 )
+from moonpool.store_client.locations import Locations
 from moonpool.store_client.moves import Move, Moved, Place
 from moonpool.store_client.packing import Records
 from moonpool.store_client.rpc import MasterLink
@@ -108,6 +109,7 @@ class Core:
             self.session = Session(self.link, pb.CLIENT, settings.name, self.host_id, self.engine.incarnation)
             self.segments = SegmentTable(self.engine, self.link, settings.avoid, settings.connect_timeout)
             self.staging = StagingArea(self.engine, settings.staging_bytes)
+            self.locations = Locations(settings.locations_max)
             self._aside = ThreadPoolExecutor(1, thread_name_prefix="moonpool-store-aside")
             self._aside_waiting = threading.BoundedSemaphore(64)
         except BaseException:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from moonpool.errors import MoonpoolError
 from moonpool.proto import pool_pb2 as pb
 from moonpool.store_client import errors
+from moonpool.store_client.leaves import proved
 from moonpool.store_client.packing import (
     HEADER_BYTES,
     NO_SEGMENT,
@@ -25,6 +26,7 @@ from moonpool.store_client.packing import (
     some_hashes,
 )
 from moonpool.store_client.results import GetResults, Outcome
+from moonpool.store_client.rpc import MasterIdentity
 from moonpool.transfer_engine import digest_batch
 
 if TYPE_CHECKING:
@@ -57,6 +59,16 @@ class GetRequest:
     def __post_init__(self) -> None:
         self.outcomes = np.full(self.memory.count, Outcome.MISS, dtype=np.uint8)
         self.lengths = np.zeros(self.memory.count, dtype=np.int64)
+
+    def hashes_of(self, items: npt.NDArray[np.intp]) -> bytes:
+        """Return the packed hashes of some chunks."""
+        return self.hashes if len(items) == self.memory.count else some_hashes(self.hashes, items)
+
+    def begin_again(self, items: npt.NDArray[np.intp]) -> None:
+        """Nothing has been said of these chunks."""
+        self.outcomes[items] = Outcome.MISS
+        for item in items.tolist():
+            self.errors.pop(item, None)
 
     def fail(self, item: int, error: MoonpoolError, outcome: Outcome = Outcome.FAILED) -> None:
         """This chunk has failed for good."""
@@ -91,19 +103,28 @@ def get(core: Core, request: GetRequest) -> GetResults:
 
 
 def _get_some(core: Core, request: GetRequest, items: npt.NDArray[np.intp]) -> None:
-    located = _locate(core, request, items)
+    known = _known(core, request, items)
+    if known is not None:
+        _fetch(core, request, known)
+        items = items[request.outcomes[items] != Outcome.OK]
+        if not len(items):
+            return
+        # Whatever it was, the master may know better by now.
+        core.locations.forget(request.namespace, request.hashes_of(items))
+        request.begin_again(items)
+    _fetch(core, request, _locate(core, request, items))
+
+
+def _fetch(core: Core, request: GetRequest, located: _Located) -> None:
     sizes = _sizes(core, request, located)
     fits = sizes >= 0
-    left = located.items[fits]
-    sizes = sizes[fits]
-    extents = located.extents[fits]
-    until = located.until
+    left, extents, sizes = located.items[fits], located.extents[fits], sizes[fits]
     memory = request.memory
     pieces = list(memory.pieces(left, sizes, core.settings.batch_chunks, core.piece_bytes(memory)))
     for number, rows in enumerate(pieces):
-        some = _Located(left[rows], extents[rows], until, located.cluster)
+        some = _Located(left[rows], extents[rows], located.until, located.cluster)
         # A batch that goes in pieces may take longer than one lease: ask anew for what has not been begun.
-        if number and until - time.monotonic() < request.lease / 2:
+        if number and located.until - time.monotonic() < request.lease / 2:
             some = _locate(core, request, left[rows])
             again = np.isin(left[rows], some.items)
             rows = rows[again]  # noqa: PLW2901 - the same rows, without those that have gone
@@ -113,18 +134,31 @@ def _get_some(core: Core, request: GetRequest, items: npt.NDArray[np.intp]) -> N
             _Piecewise(core, request, some, sizes[rows]).run()
 
 
+def _known(core: Core, request: GetRequest, items: npt.NDArray[np.intp]) -> _Located | None:
+    """Return where chunks are without asking, if that is known of all of them and half of the lease is left."""
+    hashes, master = request.hashes_of(items), core.link.identity
+    found = core.locations.find(request.namespace, request.shard, hashes, master, time.monotonic() + request.lease / 2)
+    if found is None or master is None:
+        return None
+    core.count(gets_located_before=len(items))
+    return _Located(items, *found, master.cluster_id)
+
+
 def _locate(core: Core, request: GetRequest, items: npt.NDArray[np.intp]) -> _Located:
-    sent = time.monotonic()
+    sent, forgotten = time.monotonic(), core.locations.forgotten
     message = pb.LocateRequest(
         namespace=request.namespace,
-        hashes=request.hashes if len(items) == request.memory.count else some_hashes(request.hashes, items),
+        hashes=request.hashes_of(items),
         shard=request.shard,
         lease_ms=max(1, int(request.lease * 1000)),
     )
     reply = core.call("Locate", message, request.deadline)
     extents = extents_of(reply.extents, len(items), max(1, reply.replicas))
+    until = sent + reply.lease_ms / 1000
+    master = MasterIdentity.of(reply.header)
+    core.locations.keep(request.namespace, request.shard, message.hashes, extents, until, master, forgotten)
     found = np.frombuffer(reply.statuses, dtype=np.uint8) == pb.OK
-    return _Located(items[found], extents[found], sent + reply.lease_ms / 1000, reply.header.cluster_id.hex())
+    return _Located(items[found], extents[found], until, master.cluster_id)
 
 
 def _sizes(core: Core, request: GetRequest, located: _Located) -> Int64s:
@@ -231,15 +265,17 @@ class _Piecewise:
         good = moved.good.copy()
         if not good.any():
             return good
-        headers = self._core.staging.bytes[place.header_offsets[rows][:, None] + np.arange(HEADER_BYTES)]
+        staging = self._core.staging
+        headers = staging.bytes[place.header_offsets[rows][:, None] + np.arange(HEADER_BYTES)]
         good &= headers_match(headers, extents, self._hashes[rows], self._request.shard)
-        digests = moved.digests
-        if digests is None:
+        named, found = digests_in(headers), moved.digests
+        if place.starts is not None:
+            return good & proved(staging, place, rows, named, found)
+        if found is None:
             # No CPU has seen the bytes yet, so the digest is all that tells of damage.
             ranges = place.offsets[rows], place.lengths[rows]
-            digests = np.frombuffer(digest_batch(place.region, *ranges), dtype="<u8")
-        good &= digests == digests_in(headers)
-        return good
+            found = np.frombuffer(digest_batch(place.region, *ranges), dtype="<u8")
+        return good & (found == named)
 
     def _blame(self, job: Job, moved: Moved, good: npt.NDArray[np.bool_], rows: npt.NDArray[np.intp]) -> None:
         if job.error is not None:

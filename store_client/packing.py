@@ -41,7 +41,7 @@ NO_SEGMENT: Final = 0xFFFFFFFF
 #: As a parent: none.
 ROOT: Final = bytes(HASH_BYTES)
 
-MAGIC: Final = int.from_bytes(b"MPC1", "little")
+MAGIC: Final = int.from_bytes(b"MPC2", "little")
 HEADER: Final = np.dtype(
     [
         ("magic", "<u4"),

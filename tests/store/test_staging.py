@@ -120,7 +120,7 @@ def test_headers_are_what_the_contract_says() -> None:
     first = headers[0].tobytes()
     assert (
         first
-        == b"MPC1"
+        == b"MPC2"
         + (3).to_bytes(4, "little")
         + (7).to_bytes(8, "little")
         + (100).to_bytes(8, "little")
