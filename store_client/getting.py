@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,19 +15,20 @@ from moonpool.proto import pool_pb2 as pb
 from moonpool.store_client import errors
 from moonpool.store_client.leaves import proved
 from moonpool.store_client.packing import (
+    HEADER,
     HEADER_BYTES,
     NO_SEGMENT,
     Int64s,
     Records,
-    digests_in,
     extents_of,
     hash_matrix,
     headers_match,
+    headers_of,
     some_hashes,
 )
 from moonpool.store_client.results import GetResults, Outcome
 from moonpool.store_client.rpc import MasterIdentity
-from moonpool.transfer_engine import digest_batch
+from moonpool.transfer_engine import copy_batch, digest_batch
 
 if TYPE_CHECKING:
     from moonpool.store_client.core import Core, Job
@@ -85,6 +86,9 @@ class _Located:
     until: float
     cluster: str
 
+    def some(self, which: npt.NDArray[Any]) -> _Located:
+        return _Located(self.items[which], self.extents[which], self.until, self.cluster)
+
 
 def get(core: Core, request: GetRequest) -> GetResults:
     """Get a batch. See `StoreClient.get`."""
@@ -117,18 +121,22 @@ def _get_some(core: Core, request: GetRequest, items: npt.NDArray[np.intp]) -> N
 
 def _fetch(core: Core, request: GetRequest, located: _Located) -> None:
     sizes = _sizes(core, request, located)
-    fits = sizes >= 0
-    left, extents, sizes = located.items[fits], located.extents[fits], sizes[fits]
+    if sizes.min(initial=0) < 0:
+        fits = sizes >= 0
+        located, sizes = located.some(fits), sizes[fits]
     memory = request.memory
-    pieces = list(memory.pieces(left, sizes, core.settings.batch_chunks, core.piece_bytes(memory)))
+    pieces = list(memory.pieces(located.items, sizes, core.settings.batch_chunks, core.piece_bytes(memory)))
+    if len(pieces) == 1:
+        _Piecewise(core, request, located, sizes).run()
+        return
     for number, rows in enumerate(pieces):
-        some = _Located(left[rows], extents[rows], located.until, located.cluster)
+        some = located.some(rows)
         # A batch that goes in pieces may take longer than one lease: ask anew for what has not been begun.
         if number and located.until - time.monotonic() < request.lease / 2:
-            some = _locate(core, request, left[rows])
-            again = np.isin(left[rows], some.items)
+            some = _locate(core, request, located.items[rows])
+            again = np.isin(located.items[rows], some.items)
             rows = rows[again]  # noqa: PLW2901 - the same rows, without those that have gone
-            if (some.extents["length"].max(axis=1) != extents[rows]["length"].max(axis=1)).any():
+            if (some.extents["length"].max(axis=1) != located.extents[rows]["length"].max(axis=1)).any():
                 continue  # another chunk under that hash: a miss for now
         if len(rows):
             _Piecewise(core, request, some, sizes[rows]).run()
@@ -157,8 +165,9 @@ def _locate(core: Core, request: GetRequest, items: npt.NDArray[np.intp]) -> _Lo
     until = sent + reply.lease_ms / 1000
     master = MasterIdentity.of(reply.header)
     core.locations.keep(request.namespace, request.shard, message.hashes, extents, until, master, forgotten)
+    located = _Located(items, extents, until, master.cluster_id)
     found = np.frombuffer(reply.statuses, dtype=np.uint8) == pb.OK
-    return _Located(items[found], extents[found], until, master.cluster_id)
+    return located if found.all() else located.some(found)
 
 
 def _sizes(core: Core, request: GetRequest, located: _Located) -> Int64s:
@@ -186,7 +195,7 @@ class _Piecewise:
         self._corrupt = np.zeros(len(self._items), dtype=np.bool_)
         self._failure: MoonpoolError | None = None
         self._jobs: list[Job] = []
-        self._hashes = hash_matrix(request.hashes)[self._items]
+        self._hashes = hash_matrix(request.hashes_of(self._items))
 
     def run(self) -> None:
         core, request = self._core, self._request
@@ -198,10 +207,11 @@ class _Piecewise:
                     self._late(len(pending))
                     return  # they stay what they were: misses
                 choice = self._choose(pending)
-                nowhere = choice < 0
-                for row in pending[nowhere].tolist():
-                    self._give_up(row)
-                pending, choice = pending[~nowhere], choice[~nowhere]
+                if choice.min() < 0:
+                    nowhere = choice < 0
+                    for row in pending[nowhere].tolist():
+                        self._give_up(row)
+                    pending, choice = pending[~nowhere], choice[~nowhere]
                 if len(pending):
                     pending = pending[~self._read(piece, pending, choice)]
         finally:
@@ -237,6 +247,7 @@ class _Piecewise:
         deadline = min(request.deadline, self._until)
         jobs = core.start_moves("read", place, pending, extents, self._cluster, deadline, True, self._jobs)
         finished = np.zeros(len(pending), dtype=np.bool_)
+        wanted = headers_of(extents, self._hashes[pending], request.shard)
         for job in jobs:
             moved = core.finish(job, place)
             # After the bytes have come, and before anything is believed.
@@ -245,37 +256,45 @@ class _Piecewise:
                 self._late(len(job.rows))
                 finished[job.rows] = True
                 continue
-            good = self._verified(place, pending[job.rows], extents[job.rows], moved)
-            if not good.all() and not core.same_cluster(self._cluster):
-                # Nobody knows what lies there now. What is good is so: its digest is that of the chunk.
+            rows = pending[job.rows]
+            good = self._verified(place, rows, wanted[job.rows], moved)
+            if good.all():
                 finished[job.rows] = True
             else:
-                self._blame(job, moved, good, pending[job.rows])
-                finished[job.rows[good]] = True
-            rows = pending[job.rows[good]]
+                if core.same_cluster(self._cluster):
+                    self._blame(job, moved, good, rows)
+                    finished[job.rows[good]] = True
+                else:
+                    # Nobody knows what lies there now. What is good is so: its digest is that of the chunk.
+                    finished[job.rows] = True
+                rows = rows[good]
             if len(rows):
+                items = self._items[rows]
                 request.memory.deliver(core.staging, piece, rows)
-                request.outcomes[self._items[rows]] = Outcome.OK
-                request.lengths[self._items[rows]] = request.memory.wanted(self._items[rows], self._sizes[rows])
+                request.outcomes[items] = Outcome.OK
+                request.lengths[items] = request.memory.wanted(items, self._sizes[rows])
         return finished
 
     def _verified(
-        self, place: Place, rows: npt.NDArray[np.intp], extents: Records, moved: Moved
+        self, place: Place, rows: npt.NDArray[np.intp], wanted: Records, moved: Moved
     ) -> npt.NDArray[np.bool_]:
-        good = moved.good.copy()
+        """Return which rows are what they have to be: headers as `wanted`, with the digests of what has come."""
+        good, staging = moved.good, self._core.staging
         if not good.any():
             return good
-        staging = self._core.staging
-        headers = staging.bytes[place.header_offsets[rows][:, None] + np.arange(HEADER_BYTES)]
-        good &= headers_match(headers, extents, self._hashes[rows], self._request.shard)
-        named, found = digests_in(headers), moved.digests
+        headers = np.empty(len(rows), dtype=HEADER)
+        to = HEADER_BYTES * np.arange(len(rows))
+        copy_batch(headers, to, staging.region, place.header_offsets[rows], HEADER_BYTES)
+        found = moved.digests
         if place.starts is not None:
-            return good & proved(staging, place, rows, named, found)
+            wanted["digest"] = headers["digest"]
+            return good & headers_match(headers, wanted) & proved(staging, place, rows, headers["digest"], found)
         if found is None:
             # No CPU has seen the bytes yet, so the digest is all that tells of damage.
             ranges = place.offsets[rows], place.lengths[rows]
             found = np.frombuffer(digest_batch(place.region, *ranges), dtype="<u8")
-        return good & (found == named)
+        wanted["digest"] = found
+        return good & headers_match(headers, wanted)
 
     def _blame(self, job: Job, moved: Moved, good: npt.NDArray[np.bool_], rows: npt.NDArray[np.intp]) -> None:
         if job.error is not None:

@@ -75,16 +75,17 @@ class Items:
         self._place = place
         self._rows = rows
         self._remote = remote_offsets
-        self._groups: list[tuple[Region, Int64s, Int64s, Int64s, npt.NDArray[np.intp]]] = []
+        # Of each its region, local and remote offsets, lengths, and the rows they belong to; None: one for each row.
+        self._groups: list[tuple[Region, Int64s, Int64s, Int64s, npt.NDArray[np.intp] | None]] = []
 
     def add_payloads(self, *, by_leaf: bool) -> None:
         """Add what is moved of the payloads, each as one item or by its leaves."""
         place, rows = self._place, self._rows
-        remote, lengths, every = self._remote + HEADER_BYTES, place.lengths[rows], np.arange(len(rows))
+        remote, lengths = self._remote + HEADER_BYTES, place.lengths[rows]
         if place.starts is not None:
             remote = remote + place.starts[rows]
         if not by_leaf:
-            self._groups.append((place.region, place.offsets[rows], remote, lengths, every))
+            self._groups.append((place.region, place.offsets[rows], remote, lengths, None))
             return
         leaves = leaves_of(lengths)
         own = leaves.owners
@@ -95,13 +96,13 @@ class Items:
         """Add headers and payloads, which lie behind them, as one item each."""
         place, rows = self._place, self._rows
         lengths = place.lengths[rows] + HEADER_BYTES
-        self._groups.append((place.headers, place.header_offsets[rows], self._remote, lengths, np.arange(len(rows))))
+        self._groups.append((place.headers, place.header_offsets[rows], self._remote, lengths, None))
 
     def add_headers(self) -> None:
         """Add the headers."""
         place, rows = self._place, self._rows
         lengths = np.full(len(rows), HEADER_BYTES, dtype=np.int64)
-        self._groups.append((place.headers, place.header_offsets[rows], self._remote, lengths, np.arange(len(rows))))
+        self._groups.append((place.headers, place.header_offsets[rows], self._remote, lengths, None))
 
     def add_tables(self) -> None:
         """Add the tables of those that have one."""
@@ -121,7 +122,8 @@ class Items:
     @property
     def owners(self) -> npt.NDArray[np.intp]:
         """Which of the rows each item belongs to."""
-        return np.concatenate([group[4] for group in self._groups])
+        every = np.arange(len(self._rows))
+        return np.concatenate([every if group[4] is None else group[4] for group in self._groups])
 
     def columns(self) -> tuple[Any, Int64s, Int64s, Int64s]:
         """Return the local regions, the local and remote offsets and the lengths, as the engine takes them."""

@@ -21,17 +21,15 @@ __all__ = [
     "Hashes",
     "Int64s",
     "Records",
-    "digests_in",
     "extents_of",
     "hash_matrix",
-    "header_bytes",
     "headers_match",
+    "headers_of",
 ]
 
 Int64s: TypeAlias = "npt.NDArray[np.int64]"
 Records: TypeAlias = "npt.NDArray[np.void]"
 Flags: TypeAlias = "npt.NDArray[np.bool_]"
-Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 #: n x 32 bytes, or 32 bytes each.
 Hashes: TypeAlias = "bytes | bytearray | memoryview | Sequence[bytes] | npt.NDArray[Any]"
 
@@ -83,32 +81,19 @@ def extents_of(packed: bytes, count: int, replicas: int) -> Records:
     return np.frombuffer(packed, dtype=EXTENT).reshape(count, replicas)
 
 
-def header_bytes(extents: Records, digests: npt.NDArray[np.uint64], hashes: bytes, shard: int) -> Bytes:
-    """Return the headers for these extents, a row of 64 bytes each."""
+def headers_of(extents: Records, hashes: npt.NDArray[np.uint64], shard: int) -> Records:
+    """Return the headers for these extents, without digests."""
     headers = np.empty(len(extents), dtype=HEADER)
     headers["magic"] = MAGIC
     headers["shard"] = shard
     headers["generation"] = extents["generation"]
     headers["length"] = extents["length"]
-    headers["digest"] = digests
-    headers["hash"] = hash_matrix(hashes)
-    return headers.view(np.uint8).reshape(-1, HEADER_BYTES)
+    headers["hash"] = hashes
+    return headers
 
 
-def headers_match(headers: Bytes, extents: Records, hashes: npt.NDArray[np.uint64], shard: int) -> Flags:
-    """Return for each row of 64 bytes whether it is what the master said of the extent."""
-    found = np.ascontiguousarray(headers).view(HEADER).reshape(-1)
-    same: Flags = (
-        (found["magic"] == MAGIC)
-        & (found["shard"] == shard)
-        & (found["generation"] == extents["generation"])
-        & (found["length"] == extents["length"])
-        & (found["hash"] == hashes).all(axis=1)
-    )
+def headers_match(found: Records, wanted: Records) -> Flags:
+    """Return which headers are the same."""
+    count = len(found)
+    same: Flags = (found.view(np.uint64).reshape(count, -1) == wanted.view(np.uint64).reshape(count, -1)).all(axis=1)
     return same
-
-
-def digests_in(headers: Bytes) -> npt.NDArray[np.uint64]:
-    """Return the digest that each header names."""
-    found: npt.NDArray[np.uint64] = np.ascontiguousarray(headers).view(HEADER).reshape(-1)["digest"]
-    return found

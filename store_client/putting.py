@@ -21,7 +21,8 @@ from moonpool.store_client.packing import (
     NO_SEGMENT,
     Records,
     extents_of,
-    header_bytes,
+    hash_matrix,
+    headers_of,
     some_hashes,
 )
 from moonpool.store_client.refusals import refusal
@@ -339,7 +340,9 @@ class _Piecewise:
         staging, place, leaves = self._core.staging, self._prepared().place, self._leaves
         tables = DIGEST_BYTES * leaves.firsts[rows], DIGEST_BYTES * leaves.counts[rows]
         digests = np.frombuffer(combine_batch(self._digests, *tables), dtype="<u8")
-        headers = header_bytes(extents, digests, self._request.hashes_of(self._items[rows]), self._request.shard)
+        hashes = hash_matrix(self._request.hashes_of(self._items[rows]))
+        headers = headers_of(extents, hashes, self._request.shard)
+        headers["digest"] = digests
         copy_batch(
             staging.region, place.header_offsets[rows], headers, HEADER_BYTES * np.arange(len(rows)), HEADER_BYTES
         )

@@ -54,6 +54,9 @@ class Memory:
     ) -> Iterator[npt.NDArray[np.intp]]:
         """Yield the positions in `items`, cut so that each piece has a bounded number of chunks and bytes."""
         cost = np.cumsum(self.cost(items, lengths))
+        if 0 < len(items) <= chunks_max and cost[-1] <= bytes_max:
+            yield np.arange(len(items))
+            return
         start = 0
         while start < len(items):
             before = cost[start - 1] if start else 0
@@ -83,6 +86,8 @@ class Memory:
     ) -> Iterator[tuple[int, MoonpoolError]]:
         """Yield the rows of chunks of these lengths that cannot be delivered, and why."""
         room, sizes = self.lengths[items], self.wanted(items, lengths)
+        if not (sizes > room).any():
+            return
         for row in np.flatnonzero((room >= 0) & (sizes > room)).tolist():
             yield row, ChunkRangeError(f"{sizes[row]} bytes do not fit a destination of {room[row]}")
 
