@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranges of chunks: exactly the bytes that were put, at the cost of the leaves that they touch, and never wrong ones."""
+"""Ranges of chunks: exactly the bytes that were put, at the cost of the leaves that are touched, and never wrong ones."""
 
 from __future__ import annotations
 
@@ -123,13 +123,14 @@ def test_damage_is_found_in_leaf_table_and_header(transports: str) -> None:
                 assert all(bytes(region)[100 * index :][:100] == wanted[index] for index in good)
 
 
-def test_a_range_is_read_from_the_copy_whose_table_is_good(client: StoreClient, namespace: str) -> None:
-    hash_, size = key(namespace), 5 * LEAF
+def test_a_range_is_read_from_the_copy_whose_table_is_good() -> None:
+    hash_, size = key(), 5 * LEAF
     value = content(hash_, size)
-    client.put(namespace, [hash_], [value], replicas=2).require()
-    spoil(client, locate(client, namespace, [hash_])[0, 0], HEADER_BYTES + size + 2 * 8)
-    for _ in range(4):
-        assert client.get(namespace, [hash_], ranges=(2 * LEAF, 64))[0] == value[2 * LEAF : 2 * LEAF + 64]
+    with local_cluster(nodes=2, dram="32MiB") as cluster, cluster.client() as client:
+        client.put("a", [hash_], [value], replicas=2).require()
+        spoil(client, locate(client, "a", [hash_])[0, 0], HEADER_BYTES + size + 2 * 8)
+        for _ in range(4):
+            assert client.get("a", [hash_], ranges=(2 * LEAF, 64))[0] == value[2 * LEAF : 2 * LEAF + 64]
 
 
 def test_ranges_of_transfers_that_fail_are_no_bytes(shared_cluster: LocalCluster, namespace: str) -> None:

@@ -21,8 +21,8 @@ from moonpool.store_client.packing import (
     EXTENT,
     HEADER,
     hash_matrix,
-    headers_of,
     headers_match,
+    headers_of,
 )
 from moonpool.store_client.staging import StagingArea
 from moonpool.store_client.values import Memory, Registered
