@@ -15,14 +15,14 @@ from moonpool.proto import pool_pb2 as pb
 from moonpool.store_client import errors
 from moonpool.store_client.leaves import proved
 from moonpool.store_client.packing import (
-    HEADER,
+    DIGEST_WORD,
     HEADER_BYTES,
     NO_SEGMENT,
+    Headers,
     Int64s,
     Records,
     extents_of,
     hash_matrix,
-    headers_match,
     headers_of,
     some_hashes,
 )
@@ -276,25 +276,25 @@ class _Piecewise:
         return finished
 
     def _verified(
-        self, place: Place, rows: npt.NDArray[np.intp], wanted: Records, moved: Moved
+        self, place: Place, rows: npt.NDArray[np.intp], wanted: Headers, moved: Moved
     ) -> npt.NDArray[np.bool_]:
         """Return which rows are what they have to be: headers as `wanted`, with the digests of what has come."""
         good, staging = moved.good, self._core.staging
         if not good.any():
             return good
-        headers = np.empty(len(rows), dtype=HEADER)
+        headers = np.empty_like(wanted)
         to = HEADER_BYTES * np.arange(len(rows))
         copy_batch(headers, to, staging.region, place.header_offsets[rows], HEADER_BYTES)
         found = moved.digests
         if place.starts is not None:
-            wanted["digest"] = headers["digest"]
-            return good & headers_match(headers, wanted) & proved(staging, place, rows, headers["digest"], found)
+            named = wanted[:, DIGEST_WORD] = headers[:, DIGEST_WORD]
+            return good & (headers == wanted).all(axis=1) & proved(staging, place, rows, named, found)
         if found is None:
             # No CPU has seen the bytes yet, so the digest is all that tells of damage.
             ranges = place.offsets[rows], place.lengths[rows]
             found = np.frombuffer(digest_batch(place.region, *ranges), dtype="<u8")
-        wanted["digest"] = found
-        return good & headers_match(headers, wanted)
+        wanted[:, DIGEST_WORD] = found
+        return good & (headers == wanted).all(axis=1)
 
     def _blame(self, job: Job, moved: Moved, good: npt.NDArray[np.bool_], rows: npt.NDArray[np.intp]) -> None:
         if job.error is not None:

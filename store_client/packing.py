@@ -12,24 +12,24 @@ import numpy.typing as npt
 from moonpool.store_client.errors import StoreArgumentError
 
 __all__ = [
+    "DIGEST_WORD",
     "EXTENT",
     "HASH_BYTES",
-    "HEADER",
     "HEADER_BYTES",
     "NO_SEGMENT",
     "ROOT",
     "Hashes",
+    "Headers",
     "Int64s",
     "Records",
     "extents_of",
     "hash_matrix",
-    "headers_match",
     "headers_of",
 ]
 
 Int64s: TypeAlias = "npt.NDArray[np.int64]"
 Records: TypeAlias = "npt.NDArray[np.void]"
-Flags: TypeAlias = "npt.NDArray[np.bool_]"
+Headers: TypeAlias = "npt.NDArray[np.uint64]"
 #: n x 32 bytes, or 32 bytes each.
 Hashes: TypeAlias = "bytes | bytearray | memoryview | Sequence[bytes] | npt.NDArray[Any]"
 
@@ -40,20 +40,11 @@ NO_SEGMENT: Final = 0xFFFFFFFF
 ROOT: Final = bytes(HASH_BYTES)
 
 MAGIC: Final = int.from_bytes(b"MPC2", "little")
-HEADER: Final = np.dtype(
-    [
-        ("magic", "<u4"),
-        ("shard", "<u4"),
-        ("generation", "<u8"),
-        ("length", "<u8"),
-        ("digest", "<u8"),
-        ("hash", "<u8", (4,)),
-    ]
-)
+#: Which of the 8 words of a header is the digest.
+DIGEST_WORD: Final = 3
 EXTENT: Final = np.dtype(
     [("generation", "<u8"), ("offset", "<u8"), ("length", "<u8"), ("segment", "<u4"), ("zero", "<u4")]
 )
-assert HEADER.itemsize == HEADER_BYTES
 
 
 def some_hashes(packed: bytes, which: npt.NDArray[Any]) -> bytes:
@@ -81,19 +72,11 @@ def extents_of(packed: bytes, count: int, replicas: int) -> Records:
     return np.frombuffer(packed, dtype=EXTENT).reshape(count, replicas)
 
 
-def headers_of(extents: Records, hashes: npt.NDArray[np.uint64], shard: int) -> Records:
-    """Return the headers for these extents, without digests."""
-    headers = np.empty(len(extents), dtype=HEADER)
-    headers["magic"] = MAGIC
-    headers["shard"] = shard
-    headers["generation"] = extents["generation"]
-    headers["length"] = extents["length"]
-    headers["hash"] = hashes
+def headers_of(extents: Records, hashes: npt.NDArray[np.uint64], shard: int) -> Headers:
+    """Return the headers for these extents, a row of 8 words each. The digests are the caller's to fill in."""
+    headers = np.empty((len(extents), HEADER_BYTES // 8), dtype="<u8")
+    headers[:, 0] = MAGIC | shard << 32
+    headers[:, 1] = extents["generation"]
+    headers[:, 2] = extents["length"]
+    headers[:, 4:] = hashes
     return headers
-
-
-def headers_match(found: Records, wanted: Records) -> Flags:
-    """Return which headers are the same."""
-    count = len(found)
-    same: Flags = (found.view(np.uint64).reshape(count, -1) == wanted.view(np.uint64).reshape(count, -1)).all(axis=1)
-    return same

@@ -16,6 +16,7 @@ from moonpool.store_client import errors
 from moonpool.store_client.leaves import DIGEST_BYTES, leaves_of
 from moonpool.store_client.moves import Moved
 from moonpool.store_client.packing import (
+    DIGEST_WORD,
     HASH_BYTES,
     HEADER_BYTES,
     NO_SEGMENT,
@@ -342,7 +343,7 @@ class _Piecewise:
         digests = np.frombuffer(combine_batch(self._digests, *tables), dtype="<u8")
         hashes = hash_matrix(self._request.hashes_of(self._items[rows]))
         headers = headers_of(extents, hashes, self._request.shard)
-        headers["digest"] = digests
+        headers[:, DIGEST_WORD] = digests
         copy_batch(
             staging.region, place.header_offsets[rows], headers, HEADER_BYTES * np.arange(len(rows)), HEADER_BYTES
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranges of chunks: exactly the bytes that were put, at the cost of the leaves that are touched, and never wrong ones."""
+"""Ranges of chunks: exactly the bytes that were put, at the cost of the leaves touched, and never wrong ones."""
 
 from __future__ import annotations
 

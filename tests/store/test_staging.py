@@ -18,10 +18,10 @@ from store_testing import key, keys
 from moonpool.store_client import ClientClosedError, StagingFullError, StoreArgumentError
 from moonpool.store_client.arguments import numbers, packed_parents
 from moonpool.store_client.packing import (
+    DIGEST_WORD,
     EXTENT,
-    HEADER,
+    HEADER_BYTES,
     hash_matrix,
-    headers_match,
     headers_of,
 )
 from moonpool.store_client.staging import StagingArea
@@ -117,7 +117,7 @@ def test_headers_are_what_the_contract_says() -> None:
     hashes = keys(2)
     packed = b"".join(hashes)
     headers = headers_of(extents, hash_matrix(packed), 3)
-    headers["digest"] = 1, 2
+    headers[:, DIGEST_WORD] = 1, 2
     first = headers[0].tobytes()
     assert (
         first
@@ -128,12 +128,7 @@ def test_headers_are_what_the_contract_says() -> None:
         + (1).to_bytes(8, "little")
         + hashes[0]
     )
-    assert HEADER.itemsize == len(first) == 64
-    assert headers_match(headers, headers.copy()).all()
-    for field in ("magic", "shard", "generation", "length", "digest", "hash"):
-        other = headers.copy()
-        other[field][1] ^= 1
-        assert headers_match(headers, other).tolist() == [True, False]
+    assert len(first) == HEADER_BYTES == 64
 
 
 def test_packed_forms_are_checked() -> None:
