@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 __all__ = ["GetRequest", "get"]
 
+# numpy takes an enumeration for an object to be asked about itself, at every use.
+_OK: Final = int(Outcome.OK)
+_MISS: Final = int(Outcome.MISS)
 # Where a replica is read from: never tried again, rather not, farther away.
 _TRIED: Final = 1000
 _AVOIDED: Final = 100
@@ -58,7 +61,7 @@ class GetRequest:
     errors: dict[int, MoonpoolError] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.outcomes = np.full(self.memory.count, Outcome.MISS, dtype=np.uint8)
+        self.outcomes = np.full(self.memory.count, _MISS, dtype=np.uint8)
         self.lengths = np.zeros(self.memory.count, dtype=np.int64)
 
     def hashes_of(self, items: npt.NDArray[np.intp]) -> bytes:
@@ -67,7 +70,7 @@ class GetRequest:
 
     def begin_again(self, items: npt.NDArray[np.intp]) -> None:
         """Nothing has been said of these chunks."""
-        self.outcomes[items] = Outcome.MISS
+        self.outcomes[items] = _MISS
         for item in items.tolist():
             self.errors.pop(item, None)
 
@@ -110,7 +113,7 @@ def _get_some(core: Core, request: GetRequest, items: npt.NDArray[np.intp]) -> N
     known = _known(core, request, items)
     if known is not None:
         _fetch(core, request, known)
-        items = items[request.outcomes[items] != Outcome.OK]
+        items = items[request.outcomes[items] != _OK]
         if not len(items):
             return
         # Whatever it was, the master may know better by now.
@@ -271,7 +274,7 @@ class _Piecewise:
             if len(rows):
                 items = self._items[rows]
                 request.memory.deliver(core.staging, piece, rows)
-                request.outcomes[items] = Outcome.OK
+                request.outcomes[items] = _OK
                 request.lengths[items] = request.memory.wanted(items, self._sizes[rows])
         return finished
 

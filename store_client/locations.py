@@ -54,7 +54,7 @@ class Locations:
             if known is None or master != self._master:
                 return None
             try:
-                rows = np.array([*map(known.__getitem__, _split(hashes))], dtype=np.intp)
+                rows = np.fromiter(map(known.__getitem__, _split(hashes)), np.intp, len(hashes) // HASH_BYTES)
             except KeyError:
                 return None
             until = float(self._until[rows].min(initial=np.inf))

@@ -69,7 +69,7 @@ class Moved:
 
 
 class Items:
-    """The items of one transfer, gathered in groups. The payloads are the first group."""
+    """The items of one transfer, gathered in groups. The payloads are the first group, all others lie with the headers."""
 
     def __init__(self, place: Place, rows: npt.NDArray[np.intp], remote_offsets: Int64s) -> None:
         self._place = place
@@ -131,10 +131,11 @@ class Items:
         if len(groups) == 1:
             return groups[0][:4]
         local: Any = groups[0][0]
-        if any(group[0] is not local for group in groups):
-            which = np.repeat([int(group[0] is not local) for group in groups], [len(group[1]) for group in groups])
-            local = ((local, self._place.headers), which)
         offsets, remote, lengths = (np.concatenate([group[column] for group in groups]) for column in (1, 2, 3))
+        if local is not self._place.headers:
+            which = np.zeros(len(offsets), dtype=np.int64)
+            which[self.first :] = 1
+            local = ((local, self._place.headers), which)
         return local, offsets, remote, lengths
 
 

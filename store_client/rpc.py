@@ -122,8 +122,11 @@ class MasterLink:
         """Remember who answered."""
         identity = MasterIdentity.of(header)
         with self._lock:
-            before, self._identity = self._identity, identity
-        if before is None or before == identity:
+            before = self._identity
+            if before == identity:
+                return
+            self._identity = identity
+        if before is None:
             return
         self.restarts_seen += 1
         _log.warning("master %s: %s answers now, before it was %s", self.address, identity, before)

@@ -70,7 +70,7 @@ class Memory:
         raise NotImplementedError
 
     def place(self, staging: StagingArea, items: npt.NDArray[np.intp], lengths: Int64s, deadline: float) -> Piece:
-        """Find room for these chunks."""
+        """Find room for these chunks, and for what goes with them."""
         raise NotImplementedError
 
     def value(self, item: int) -> memoryview:
