@@ -30,6 +30,7 @@ from moonpool.bench.pool import store_report
 from moonpool.bench.pool.moving import row_of
 from moonpool.bench.pool.place import PoolPlace
 from moonpool.bench.pool.work import (
+    LOCATED,
     MEMORIES,
     OPS,
     REPLICAS_MAX,
@@ -90,6 +91,13 @@ Examples:
     help="A region of the client's engine, as KV caches are, or a buffer for each chunk, which is copied once more.",
 )
 @click.option(
+    "--located",
+    type=Choices("name", LOCATED),
+    default="asked",
+    show_default=True,
+    help="How a get learns where chunks are: it has the master asked each time, or an earlier one has under its lease.",
+)
+@click.option(
     "--footprint",
     type=Value("size", SIZE),
     help="Payload of all chunks of a row.  [default: 256MiB, or one batch per thread]",
@@ -131,6 +139,7 @@ def _plan(given: dict[str, Any]) -> tuple[list[StoreWork], StoreOptions]:
     works = StoreSweep(
         given["op"],
         given["memory"],
+        given["located"],
         given["replicas"],
         given["threads"],
         given["block_size"],
@@ -226,6 +235,7 @@ def _last(result: StoreResult) -> str:
 def _parameters(works: Sequence[StoreWork], options: StoreOptions) -> dict[str, Any]:
     values: dict[str, list[Any]] = {
         "memory": [work.memory for work in works],
+        "located": [work.located for work in works if work.op == "get"] or ["asked"],
         "replicas": [work.replicas for work in works],
         "threads": [work.threads for work in works],
         "footprint": [format_bytes(work.footprint_bytes) for work in works],
