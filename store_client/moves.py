@@ -69,7 +69,7 @@ class Moved:
 
 
 class Items:
-    """The items of one transfer, gathered in groups. The payloads are the first group, all others lie with the headers."""
+    """The items of one transfer, in groups. The payloads are the first group; all others lie with the headers."""
 
     def __init__(self, place: Place, rows: npt.NDArray[np.intp], remote_offsets: Int64s) -> None:
         self._place = place
