@@ -23,6 +23,7 @@ from moonpool.store_client.packing import (
     Records,
     extents_of,
     hash_matrix,
+    headers_match,
     headers_of,
     some_hashes,
 )
@@ -291,13 +292,13 @@ class _Piecewise:
         found = moved.digests
         if place.starts is not None:
             named = wanted[:, DIGEST_WORD] = headers[:, DIGEST_WORD]
-            return good & (headers == wanted).all(axis=1) & proved(staging, place, rows, named, found)
+            return good & headers_match(headers, wanted) & proved(staging, place, rows, named, found)
         if found is None:
             # No CPU has seen the bytes yet, so the digest is all that tells of damage.
             ranges = place.offsets[rows], place.lengths[rows]
             found = np.frombuffer(digest_batch(place.region, *ranges), dtype="<u8")
         wanted[:, DIGEST_WORD] = found
-        return good & (headers == wanted).all(axis=1)
+        return good & headers_match(headers, wanted)
 
     def _blame(self, job: Job, moved: Moved, good: npt.NDArray[np.bool_], rows: npt.NDArray[np.intp]) -> None:
         if job.error is not None:

@@ -35,6 +35,7 @@ class Locations:
         self._master: MasterIdentity | None = None
         #: Grows with everything that is forgotten.
         self.forgotten = 0
+        self._used = 0
         self._empty()
 
     def find(

@@ -24,11 +24,13 @@ __all__ = [
     "Records",
     "extents_of",
     "hash_matrix",
+    "headers_match",
     "headers_of",
 ]
 
 Int64s: TypeAlias = "npt.NDArray[np.int64]"
 Records: TypeAlias = "npt.NDArray[np.void]"
+Flags: TypeAlias = "npt.NDArray[np.bool_]"
 Headers: TypeAlias = "npt.NDArray[np.uint64]"
 #: n x 32 bytes, or 32 bytes each.
 Hashes: TypeAlias = "bytes | bytearray | memoryview | Sequence[bytes] | npt.NDArray[Any]"
@@ -80,3 +82,9 @@ def headers_of(extents: Records, hashes: npt.NDArray[np.uint64], shard: int) -> 
     headers[:, 2] = extents["length"]
     headers[:, 4:] = hashes
     return headers
+
+
+def headers_match(found: Headers, wanted: Headers) -> Flags:
+    """Return which headers are the same."""
+    same: Flags = (found == wanted).all(axis=1)
+    return same
