@@ -243,9 +243,10 @@ class Core:
 
     def give_back(self, piece: Piece, jobs: list[Job]) -> None:
         """Nobody needs the place of a piece any more, except perhaps transfers of these jobs that are not settled."""
-        for job in jobs:
-            if job.move is not None:
-                job.move.cancel(_settle_seconds(piece.place))
+        if any(job.unsettled for job in jobs):
+            for job in jobs:
+                if job.move is not None:
+                    job.move.cancel(_settle_seconds(piece.place))
         unsettled = [transfer for job in jobs for transfer in job.unsettled]
         if unsettled:
             self.staging.give_back_later(piece.slice_, unsettled)

@@ -99,15 +99,15 @@ def get(core: Core, request: GetRequest) -> GetResults:
     every = np.arange(request.memory.count)
     for begin in range(0, len(every), core.settings.batch_chunks):
         _get_some(core, request, every[begin : begin + core.settings.batch_chunks])
-    outcomes = request.outcomes.tobytes()
-    core.count(
-        gets=outcomes.count(Outcome.OK),
-        get_misses=outcomes.count(Outcome.MISS),
-        gets_failed=outcomes.count(Outcome.FAILED),
-        gets_corrupt=outcomes.count(Outcome.CORRUPT),
-        get_bytes=int(request.lengths.sum()),
-    )
-    return GetResults(outcomes, request.errors, request.lengths.tolist(), request.memory.made)
+    outcomes, lengths = request.outcomes.tobytes(), request.lengths.tolist()
+    core.count(gets=outcomes.count(_OK), get_bytes=sum(lengths))
+    if any(outcomes):
+        core.count(
+            get_misses=outcomes.count(_MISS),
+            gets_failed=outcomes.count(Outcome.FAILED),
+            gets_corrupt=outcomes.count(Outcome.CORRUPT),
+        )
+    return GetResults(outcomes, request.errors, lengths, request.memory.made)
 
 
 def _get_some(core: Core, request: GetRequest, items: npt.NDArray[np.intp]) -> None:
@@ -284,7 +284,7 @@ class _Piecewise:
     ) -> npt.NDArray[np.bool_]:
         """Return which rows are what they have to be: headers as `wanted`, with the digests of what has come."""
         good, staging = moved.good, self._core.staging
-        if not good.any():
+        if moved.error is not None and not good.any():
             return good
         headers = np.empty_like(wanted)
         to = HEADER_BYTES * np.arange(len(rows))

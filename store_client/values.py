@@ -252,9 +252,8 @@ def _memory_of(engine: TransferEngine, given: Any, count: int, *, writable: bool
         region, offsets, lengths = given
         checked_region(engine, region, what, writable=writable)
         ranges = numbers(offsets, count, f"offsets of {what}"), numbers(lengths, count, f"lengths of {what}")
-        wrong = (ranges[0] < 0) | (ranges[1] < 0) | (ranges[0] > region.nbytes - ranges[1])
-        if wrong.any():
-            item = int(wrong.argmax())
+        if min(ranges[0].min(initial=0), ranges[1].min(initial=0)) < 0 or (ranges[0] > region.nbytes - ranges[1]).any():
+            item = int(((ranges[0] < 0) | (ranges[1] < 0) | (ranges[0] > region.nbytes - ranges[1])).argmax())
             raise ChunkRangeError(f"{what}: a range is not inside the region of {region.nbytes} bytes", item=item)
         return Registered(region, *ranges)
     try:
