@@ -184,6 +184,7 @@ cdef class Batch:
     cdef mp_region **local_table
     cdef const mp_remote_region **remote_table
     cdef uint32_t *indexes            # `count` local ones, then `count` remote ones
+    cdef Py_ssize_t indexed           # how many of them, where only `local` has several
 
     cdef int fill(self, object local, object remote, object local_offsets, object remote_offsets,
                   object lengths) except -1:
@@ -193,21 +194,52 @@ cdef class Batch:
 
     cdef int fill_columns(self, object local, object remote, object local_offsets, object remote_offsets,
                           object lengths) except -1:
-        check_regions(local, remote, "")
-        self.regions = [local]
+        if isinstance(local, tuple):
+            self.fill_locals(local, remote)
+        else:
+            check_regions(local, remote, "")
+            self.regions = [local]
         self.remotes = [remote]
         column_fill(&self.columns[0], local_offsets, "local_offsets")
         column_fill(&self.columns[1], remote_offsets, "remote_offsets")
         column_fill(&self.columns[2], lengths, "lengths")
-        self.one_remote = &(<RemoteRegion>remote).raw
-        self.one_local = pin(<Region>local)
-        self.pinned = 1
-        self.raw.locals = &self.one_local
-        self.raw.locals_count = 1
-        self.raw.remotes = &self.one_remote
-        self.raw.remotes_count = 1
         self.raw.count = common_count(self.columns, column_names)
         self.point_at_columns()
+        if self.indexes == NULL:
+            self.one_remote = &(<RemoteRegion>remote).raw
+            self.one_local = pin(<Region>local)
+            self.pinned = 1
+            self.raw.locals = &self.one_local
+            self.raw.locals_count = 1
+            self.raw.remotes = &self.one_remote
+            self.raw.remotes_count = 1
+            return 0
+        if self.raw.count != self.indexed:
+            raise mistake(MP_INVALID_ARGUMENT, f"{self.indexed} items have a region, of {self.raw.count}",
+                          "(regions, which): one number for each item")
+        self.raw.local_index = self.indexes
+        return self.fill_tables()
+
+    cdef int fill_locals(self, tuple local, object remote) except -1:
+        cdef Column which
+        cdef Py_ssize_t i
+        if len(local) != 2 or not isinstance(local[0], (list, tuple)) or not local[0]:
+            raise wrong_type("local", local, "a Region, or (regions, which)")
+        self.regions = list(local[0])
+        for region in self.regions:
+            check_regions(region, remote, "")
+        memset(&which, 0, sizeof(which))
+        try:
+            column_fill(&which, local[1], "which")
+            self.indexed = max(which.count, 1)
+            self.indexes = <uint32_t *>reserve(self.indexed, sizeof(uint32_t))
+            for i in range(self.indexed):
+                if not 0 <= which.data[i] < <Py_ssize_t>len(self.regions):
+                    raise mistake(MP_INVALID_ARGUMENT, f"item {i} names region {which.data[i]} of {len(self.regions)}",
+                                  "from 0 on")
+                self.indexes[i] = <uint32_t>which.data[i]
+        finally:
+            column_clear(&which)
         return 0
 
     cdef int fill_items(self, list items) except -1:

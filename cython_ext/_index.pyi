@@ -17,8 +17,16 @@ from typing import Any
 HASH_BYTES: int
 EXTENT_BYTES: int
 HEADER_BYTES: int
+LEAF_BYTES: int
 NO_SEGMENT: int
 SHARDS_MAX: int
+
+def extent_bytes(length: int) -> int:
+    """Bytes of an extent whose payload has `length`: header, payload, and 8 for each of its leaves if it has several.
+
+    Extents begin at multiples of 64. Wherever there is a `length` of an extent, it is that of its payload. ValueError:
+    no segment is so large.
+    """
 
 class ChunkIndex:
     """An index, empty at first.

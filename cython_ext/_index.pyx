@@ -11,11 +11,13 @@ from libcpp.string cimport string
 from libcpp.vector cimport vector
 
 from moonpool_index cimport (Hashes, IndexStats, Native, Outcome, SegmentStats, StartCall, kEpochMax, kExtentBytes,
-                             kHashBytes, kHeaderBytes, kNone, kReplicasMax, kShardsMax, kUnit, kUnitsMax, string_view)
+                             kHashBytes, kHeaderBytes, kLeafBytes, kNone, kReplicasMax, kShardsMax, kUnit, kUnitsMax,
+                             its_extent_bytes, string_view)
 
 HASH_BYTES = kHashBytes
 EXTENT_BYTES = kExtentBytes
 HEADER_BYTES = kHeaderBytes
+LEAF_BYTES = kLeafBytes
 NO_SEGMENT = kNone
 SHARDS_MAX = kShardsMax
 
@@ -23,6 +25,11 @@ SHARDS_MAX = kShardsMax
 cdef int64_t _TIME_MAX = 1 << 61
 
 include "_index_arguments.pxi"
+
+
+def extent_bytes(length):
+    """See _index.pyi."""
+    return its_extent_bytes(_integer(length, "length", kUnitsMax * kUnit))
 
 
 cdef class ChunkIndex:

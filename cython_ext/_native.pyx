@@ -33,6 +33,7 @@ from moonpool_testing cimport *
 
 READ = MP_READ
 WRITE = MP_WRITE
+LEAF_BYTES = MP_DIGEST_LEAF_BYTES
 
 #: Not an mp_status: what the error factory is given when an argument has a wrong type.
 WRONG_TYPE = -1
@@ -320,8 +321,21 @@ def digest(data):
     return result
 
 
+ctypedef mp_status (*range_digests)(const void *, uint64_t, const int64_t *, size_t, const int64_t *, size_t, size_t,
+                                    uint64_t *, size_t *) noexcept nogil
+
+
 def digest_batch(memory, offsets, lengths):
     """Return mp_digest of each range of a contiguous buffer, 8 little-endian bytes each."""
+    return digests_of(mp_digest_batch, memory, offsets, lengths)
+
+
+def combine_batch(memory, offsets, lengths):
+    """Return the digests of wholes whose leaves have the digests in these ranges of a contiguous buffer."""
+    return digests_of(mp_combine_batch, memory, offsets, lengths)
+
+
+cdef bytes digests_of(range_digests compute, memory, offsets, lengths):
     cdef Py_buffer view
     cdef Column columns[2]
     cdef Py_ssize_t count
@@ -338,16 +352,51 @@ def digest_batch(memory, offsets, lengths):
         digests = PyBytes_FromStringAndSize(NULL, count * sizeof(uint64_t))
         out = <uint64_t *><void *>PyBytes_AS_STRING(digests)
         with nogil:
-            status = mp_digest_batch(view.buf, view.len, columns[0].data, columns[0].stride, columns[1].data,
-                                     columns[1].stride, count, out, &bad)
-        if status != MP_OK:
+            status = compute(view.buf, view.len, columns[0].data, columns[0].stride, columns[1].data,
+                             columns[1].stride, count, out, &bad)
+        if status == MP_OUT_OF_RANGE:
             raise mistake(status, f"item {bad} is not inside the {view.len} bytes of memory",
                           "offset + length up to the end of it")
+        if status != MP_OK:
+            raise mistake(status, f"item {bad} is not one or more digests", "lengths of 8, 16, 24, ... bytes")
     finally:
         column_clear(&columns[0])
         column_clear(&columns[1])
         PyBuffer_Release(&view)
     return digests
+
+
+def copy_batch(target, target_offsets, source, source_offsets, lengths):
+    """Copy ranges of one contiguous buffer into another one."""
+    cdef Py_buffer views[2]
+    cdef Column columns[3]
+    cdef Py_ssize_t i, count
+    cdef size_t bad = 0
+    cdef mp_status status
+    memset(columns, 0, sizeof(columns))
+    plain_buffer(source, &views[0], "source", "anything with a contiguous buffer")
+    try:
+        plain_buffer(target, &views[1], "target", "anything with a contiguous buffer")
+        try:
+            if views[1].readonly:
+                raise mistake(MP_INVALID_ARGUMENT, "target is read-only", "a bytearray, an array or a region")
+            column_fill(&columns[0], target_offsets, "target_offsets")
+            column_fill(&columns[1], source_offsets, "source_offsets")
+            column_fill(&columns[2], lengths, "lengths")
+            count = common_count(columns, ("target_offsets", "source_offsets", "lengths"))
+            with nogil:
+                status = mp_copy_batch(views[1].buf, views[1].len, columns[0].data, columns[0].stride, views[0].buf,
+                                       views[0].len, columns[1].data, columns[1].stride, columns[2].data,
+                                       columns[2].stride, count, &bad)
+            if status != MP_OK:
+                raise mistake(status, f"item {bad} is not inside the {views[0].len} bytes of source and the "
+                              f"{views[1].len} of target", "offset + length up to the end of both")
+        finally:
+            PyBuffer_Release(&views[1])
+    finally:
+        for i in range(3):
+            column_clear(&columns[i])
+        PyBuffer_Release(&views[0])
 
 
 def probe_json():

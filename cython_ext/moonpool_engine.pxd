@@ -221,10 +221,18 @@ cdef extern from "moonpool/engine.h" nogil:
     mp_status mp_transfer_digests(const mp_transfer *transfer, uint64_t *digests, size_t count)
     mp_status mp_transfer_set_eventfd(mp_transfer *transfer, int fd)
     void mp_transfer_free(mp_transfer *transfer)
+    const uint64_t MP_DIGEST_LEAF_BYTES
     uint64_t mp_digest(const void *data, uint64_t nbytes)
     mp_status mp_digest_batch(const void *memory, uint64_t nbytes, const int64_t *offsets, size_t offsets_stride,
                               const int64_t *lengths, size_t lengths_stride, size_t count, uint64_t *digests,
                               size_t *bad)
+    mp_status mp_combine_batch(const void *memory, uint64_t nbytes, const int64_t *offsets, size_t offsets_stride,
+                               const int64_t *lengths, size_t lengths_stride, size_t count, uint64_t *digests,
+                               size_t *bad)
+    mp_status mp_copy_batch(void *target, uint64_t target_bytes, const int64_t *target_offsets,
+                            size_t target_offsets_stride, const void *source, uint64_t source_bytes,
+                            const int64_t *source_offsets, size_t source_offsets_stride, const int64_t *lengths,
+                            size_t lengths_stride, size_t count, size_t *bad)
 
     # ------------------------------------------------------------ notifications
     ctypedef struct mp_notification:

@@ -18,12 +18,14 @@ cdef extern from "index.hpp" namespace "moonpool::index" nogil:
     size_t kHashBytes
     size_t kExtentBytes
     uint64_t kHeaderBytes
+    uint64_t kLeafBytes
     uint64_t kEpochMax
     uint64_t kUnitsMax
     uint64_t kUnit
     uint32_t kNone
     uint32_t kReplicasMax
     uint32_t kShardsMax
+    uint64_t its_extent_bytes "moonpool::index::extent_bytes"(uint64_t payload)
 
     cdef enum class Outcome(uint8_t):
         kOk

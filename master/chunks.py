@@ -133,7 +133,16 @@ class ChunkCalls:
         matched = core.index.match_prefix(core.namespace(request.namespace), hashes, granted_ms(), lease)
         core.metrics.counts["lookups_items"] += count
         core.metrics.counts["lookup_hits_items"] += matched
-        return pb.MatchPrefixReply(header=core.header, matched=matched, lease_ms=lease)
+        extents, replicas = b"", 0
+        if request.want_extents and matched:
+            some = hashes[: matched * HASH_BYTES]
+            # Not one step with the above: a removal in between leaves no extent, and a get is then a miss.
+            _, extents, replicas = core.index.locate(
+                core.namespace(request.namespace), some, request.shard, granted_ms(), lease
+            )
+        return pb.MatchPrefixReply(
+            header=core.header, matched=matched, lease_ms=lease, extents=extents, replicas=replicas
+        )
 
     def Locate(self, request: pb.LocateRequest) -> pb.LocateReply:
         """Say where chunks are, for as long as the lease."""

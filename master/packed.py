@@ -6,10 +6,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 
-from moonpool._index import HASH_BYTES
+from moonpool._index import HASH_BYTES, extent_bytes
 from moonpool.master.errors import InvalidRequestError
 
-__all__ = ["HASH_BYTES", "count_of", "pairs", "per_item", "positions", "replace", "sized", "take", "total_length"]
+__all__ = ["HASH_BYTES", "count_of", "pairs", "per_item", "positions", "replace", "room_for", "sized", "take"]
 
 
 def count_of(hashes: bytes, maximum: int) -> int:
@@ -64,10 +64,11 @@ def per_item(parents: bytes, hashes: bytes) -> bytes:
     return parents if len(parents) in (0, len(hashes)) else parents + hashes[:-HASH_BYTES]
 
 
-def total_length(lengths: bytes, which: Sequence[int]) -> int:
-    """Return the sum of some lengths."""
+def room_for(lengths: bytes, which: Sequence[int]) -> int:
+    """Return the bytes of extents for some lengths, with what is lost where they are rounded to multiples of 64."""
     each = struct.unpack(f"<{len(lengths) // 8}Q", lengths)
-    return each[0] * len(which) if len(each) == 1 else sum(each[place] for place in which)
+    some = each * len(which) if len(each) == 1 else [each[place] for place in which]
+    return sum(map(extent_bytes, some)) + 64 * len(some)
 
 
 def pairs(packed: bytes) -> Iterator[tuple[int, int]]:

@@ -10,15 +10,13 @@ from typing import Final
 from moonpool._index import EXTENT_BYTES
 from moonpool.master.core import Core, granted_ms, now_ms
 from moonpool.master.errors import StoreUnavailableError
-from moonpool.master.packed import HASH_BYTES, per_item, positions, replace, take, total_length
+from moonpool.master.packed import HASH_BYTES, per_item, positions, replace, room_for, take
 from moonpool.master.sessions import Session
 from moonpool.proto import pool_pb2 as pb
 
 __all__ = ["Put"]
 
 _log = logging.getLogger("moonpool.master")
-# Of a header, and of what is lost by rounding to a multiple of 64 bytes.
-_PER_EXTENT: Final = 128
 # Longest wait for somebody else to free something before looking again.
 _LOOK_S: Final = 0.05
 _RETRY_AFTER_MS: Final = 100
@@ -91,7 +89,7 @@ class Put:
         parents, more, evicted_in_all = per_item(request.parents, request.hashes), 1, 0
         while True:
             missing = positions(statuses, pb.NO_SPACE)
-            want = (total_length(request.lengths, missing) + _PER_EXTENT * len(missing)) * self._replicas
+            want = room_for(request.lengths, missing) * self._replicas
             evicted = 0
             if evicted_in_all <= want * _MORE_MAX and core.segments.any_writable(request.avoid):
                 evicted = await self._evict(want * more)

@@ -105,6 +105,8 @@ def numbers(value: Any, count: int, what: str) -> Int64s:
     Raises:
         StoreArgumentError: it is something else, or does not fit 64 bits.
     """
+    if type(value) is np.ndarray and value.dtype == np.int64 and value.shape == (count,) and value.flags.c_contiguous:
+        return value
     hint = "an int, or an array of int64"
     try:
         array = np.asarray(value)

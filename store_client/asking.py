@@ -18,12 +18,14 @@ from moonpool.store_client.arguments import (
     checked_lease,
     checked_namespace,
     checked_segment,
+    checked_shard,
     checked_timeout,
     packed_hashes,
 )
 from moonpool.store_client.errors import ChunkInUseError
-from moonpool.store_client.packing import HASH_BYTES
+from moonpool.store_client.packing import HASH_BYTES, extents_of
 from moonpool.store_client.results import Outcome, Results
+from moonpool.store_client.rpc import MasterIdentity
 
 if TYPE_CHECKING:
     from moonpool.store_client.core import Core
@@ -62,13 +64,23 @@ class Asking:
         there: npt.NDArray[np.bool_] = np.frombuffer(statuses, dtype=np.uint8) == pb.OK
         return there
 
-    def match_prefix(self, namespace: str, hashes: Hashes, *, lease: float = 0.0, timeout: float | None = None) -> int:
+    def match_prefix(
+        self,
+        namespace: str,
+        hashes: Hashes,
+        *,
+        lease: float = 0.0,
+        shard: int = 0,
+        timeout: float | None = None,
+    ) -> int:
         """Return how many of the first chunks are there, with all their shards.
 
         Args:
             namespace: as in `put`.
             hashes: of a chain, from its beginning.
-            lease: seconds for which they are not given up, so that they can be got; 0: none.
+            lease: seconds for which they are not given up, so that they can be got; 0: none. A get of them that
+                follows, with no longer a lease than this one, needs not ask the master.
+            shard: which part of the chunks that get will be of.
             timeout: seconds.
 
         Raises:
@@ -76,11 +88,23 @@ class Asking:
             MasterUnavailableError: the master did not answer in time.
         """
         lease_ms = math.ceil(checked_lease(lease, none=True) * 1000)
+        shard, core = checked_shard(shard), self._core
         name, deadline, batches = self._batches(namespace, hashes, timeout)
+        wanted = lease_ms > 0 and core.settings.locations_max > 0
         matched = 0
         for some in batches:
-            request = pb.MatchPrefixRequest(namespace=name, hashes=some, lease_ms=lease_ms)
-            more: int = self._core.call("MatchPrefix", request, deadline).matched
+            sent, forgotten = time.monotonic(), core.locations.forgotten
+            request = pb.MatchPrefixRequest(
+                namespace=name, hashes=some, lease_ms=lease_ms, want_extents=wanted, shard=shard
+            )
+            reply = core.call("MatchPrefix", request, deadline)
+            more: int = reply.matched
+            if wanted and more:
+                extents = extents_of(reply.extents, more, max(1, reply.replicas))
+                known = some[: more * HASH_BYTES]
+                until = sent + reply.lease_ms / 1000
+                master = MasterIdentity.of(reply.header)
+                core.locations.keep(name, shard, known, extents, until, master, forgotten)
             matched += more
             if more * HASH_BYTES < len(some):
                 break
@@ -94,10 +118,13 @@ class Asking:
             MasterUnavailableError: the master did not answer in time.
         """
         name, deadline, batches = self._batches(namespace, hashes, timeout)
-        statuses = b"".join(
-            self._core.call("Remove", pb.RemoveRequest(namespace=name, hashes=some), deadline).statuses
-            for some in batches
-        )
+        try:
+            statuses = b"".join(
+                self._core.call("Remove", pb.RemoveRequest(namespace=name, hashes=some), deadline).statuses
+                for some in batches
+            )
+        finally:
+            self._core.locations.forget(name, b"".join(batches))
         outcomes: dict[int, Outcome] = {pb.OK: Outcome.OK, pb.NOT_FOUND: Outcome.MISS}
         failed = {
             index: ChunkInUseError("the chunk is pinned", item=index, retryable=True)
@@ -114,7 +141,10 @@ class Asking:
             MasterUnavailableError: the master did not answer in time.
         """
         request = pb.RemovePrefixRequest(namespace=checked_namespace(namespace), hash=packed_hashes([hash]))
-        reply = self._core.call("RemovePrefix", request, self._deadline(timeout))
+        try:
+            reply = self._core.call("RemovePrefix", request, self._deadline(timeout))
+        finally:
+            self._core.locations.clear()
         return Removed(reply.removed, reply.in_use)
 
     def pin(self, namespace: str, hashes: Hashes, *, timeout: float | None = None) -> Pin:

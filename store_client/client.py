@@ -166,15 +166,16 @@ class StoreClient(Asking):
         Args:
             namespace: as in `put`.
             hashes: as in `put`.
-            ranges: (offsets, lengths), each an int or one for each chunk: only that part of it. The digest of a chunk
-                covers all of it, so all of it is read, through the staging area, and verified.
+            ranges: (offsets, lengths), each an int or one for each chunk: only that part of it. The leaves of 256 KiB
+                that it touches are read, through the staging area, and verified.
             shard: which part of the chunks.
-            lease: seconds that the chunks stay where they are; None: the setting `lease`.
+            lease: seconds that the chunks stay where they are; None: the setting `lease`. Where they are is known from
+                an earlier call as long as half of it is left; then the master is not asked.
             timeout: seconds; None: the setting `timeout`.
 
         Returns:
             For each chunk OK, MISS, CORRUPT, or FAILED with its error (NodeUnreachableError, ChunkRangeError, and
-            ChunkTooLargeError for a range of a chunk that is larger than `staging_bytes`).
+            ChunkTooLargeError for a range whose leaves do not fit `staging_bytes`).
 
         Raises:
             StoreArgumentError: an argument is wrong, or they do not fit each other.
@@ -309,7 +310,7 @@ class StoreClient(Asking):
         memory = destinations_of(self._core.engine, destinations, count)
         seconds = self._core.settings.lease if lease is None else checked_lease(lease)
         if ranges is not None:
-            memory = Ranges(self._core.engine, memory, *checked_ranges(ranges, count))
+            memory = Ranges(memory, *checked_ranges(ranges, count))
         request = GetRequest(namespace, packed, memory, shard, seconds, self._deadline(timeout))
         return get(self._core, request)
 

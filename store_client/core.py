@@ -25,6 +25,7 @@ from moonpool.store_client.errors import (
     StoreArgumentError,
     StoreTimeoutError,
 )
+from moonpool.store_client.locations import Locations
 from moonpool.store_client.moves import Move, Moved, Place
 from moonpool.store_client.packing import Records
 from moonpool.store_client.rpc import MasterLink
@@ -109,6 +110,7 @@ class Core:
             self.session = Session(self.link, pb.CLIENT, settings.name, self.host_id, self.engine.incarnation)
             self.segments = SegmentTable(self.engine, self.link, settings.avoid, settings.connect_timeout)
             self.staging = StagingArea(self.engine, settings.staging_bytes)
+            self.locations = Locations(settings.locations_max)
             self._aside = ThreadPoolExecutor(1, thread_name_prefix="moonpool-store-aside")
             self._aside_waiting = threading.BoundedSemaphore(64)
         except BaseException:
@@ -242,9 +244,10 @@ class Core:
 
     def give_back(self, piece: Piece, jobs: list[Job]) -> None:
         """Nobody needs the place of a piece any more, except perhaps transfers of these jobs that are not settled."""
-        for job in jobs:
-            if job.move is not None:
-                job.move.cancel(_settle_seconds(piece.place))
+        if any(job.unsettled for job in jobs):
+            for job in jobs:
+                if job.move is not None:
+                    job.move.cancel(_settle_seconds(piece.place))
         unsettled = [transfer for job in jobs for transfer in job.unsettled]
         if unsettled:
             self.staging.give_back_later(piece.slice_, unsettled)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -13,19 +13,23 @@ import numpy.typing as npt
 from moonpool.errors import MoonpoolError
 from moonpool.proto import pool_pb2 as pb
 from moonpool.store_client import errors
+from moonpool.store_client.leaves import proved
 from moonpool.store_client.packing import (
+    DIGEST_WORD,
     HEADER_BYTES,
     NO_SEGMENT,
+    Headers,
     Int64s,
     Records,
-    digests_in,
     extents_of,
     hash_matrix,
     headers_match,
+    headers_of,
     some_hashes,
 )
 from moonpool.store_client.results import GetResults, Outcome
-from moonpool.transfer_engine import digest_batch
+from moonpool.store_client.rpc import MasterIdentity
+from moonpool.transfer_engine import copy_batch, digest_batch
 
 if TYPE_CHECKING:
     from moonpool.store_client.core import Core, Job
@@ -34,6 +38,9 @@ if TYPE_CHECKING:
 
 __all__ = ["GetRequest", "get"]
 
+# numpy takes an enumeration for an object to be asked about itself, at every use.
+_OK: Final = int(Outcome.OK)
+_MISS: Final = int(Outcome.MISS)
 # Where a replica is read from: never tried again, rather not, farther away.
 _TRIED: Final = 1000
 _AVOIDED: Final = 100
@@ -55,8 +62,18 @@ class GetRequest:
     errors: dict[int, MoonpoolError] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.outcomes = np.full(self.memory.count, Outcome.MISS, dtype=np.uint8)
+        self.outcomes = np.full(self.memory.count, _MISS, dtype=np.uint8)
         self.lengths = np.zeros(self.memory.count, dtype=np.int64)
+
+    def hashes_of(self, items: npt.NDArray[np.intp]) -> bytes:
+        """Return the packed hashes of some chunks."""
+        return self.hashes if len(items) == self.memory.count else some_hashes(self.hashes, items)
+
+    def begin_again(self, items: npt.NDArray[np.intp]) -> None:
+        """Nothing has been said of these chunks."""
+        self.outcomes[items] = _MISS
+        for item in items.tolist():
+            self.errors.pop(item, None)
 
     def fail(self, item: int, error: MoonpoolError, outcome: Outcome = Outcome.FAILED) -> None:
         """This chunk has failed for good."""
@@ -73,58 +90,88 @@ class _Located:
     until: float
     cluster: str
 
+    def some(self, which: npt.NDArray[Any]) -> _Located:
+        return _Located(self.items[which], self.extents[which], self.until, self.cluster)
+
 
 def get(core: Core, request: GetRequest) -> GetResults:
     """Get a batch. See `StoreClient.get`."""
     every = np.arange(request.memory.count)
     for begin in range(0, len(every), core.settings.batch_chunks):
         _get_some(core, request, every[begin : begin + core.settings.batch_chunks])
-    outcomes = request.outcomes.tobytes()
-    core.count(
-        gets=outcomes.count(Outcome.OK),
-        get_misses=outcomes.count(Outcome.MISS),
-        gets_failed=outcomes.count(Outcome.FAILED),
-        gets_corrupt=outcomes.count(Outcome.CORRUPT),
-        get_bytes=int(request.lengths.sum()),
-    )
-    return GetResults(outcomes, request.errors, request.lengths.tolist(), request.memory.made)
+    outcomes, lengths = request.outcomes.tobytes(), request.lengths.tolist()
+    core.count(gets=outcomes.count(_OK), get_bytes=sum(lengths))
+    if any(outcomes):
+        core.count(
+            get_misses=outcomes.count(_MISS),
+            gets_failed=outcomes.count(Outcome.FAILED),
+            gets_corrupt=outcomes.count(Outcome.CORRUPT),
+        )
+    return GetResults(outcomes, request.errors, lengths, request.memory.made)
 
 
 def _get_some(core: Core, request: GetRequest, items: npt.NDArray[np.intp]) -> None:
-    located = _locate(core, request, items)
+    known = _known(core, request, items)
+    if known is not None:
+        _fetch(core, request, known)
+        items = items[request.outcomes[items] != _OK]
+        if not len(items):
+            return
+        # Whatever it was, the master may know better by now.
+        core.locations.forget(request.namespace, request.hashes_of(items))
+        request.begin_again(items)
+    _fetch(core, request, _locate(core, request, items))
+
+
+def _fetch(core: Core, request: GetRequest, located: _Located) -> None:
     sizes = _sizes(core, request, located)
-    fits = sizes >= 0
-    left = located.items[fits]
-    sizes = sizes[fits]
-    extents = located.extents[fits]
-    until = located.until
+    if sizes.min(initial=0) < 0:
+        fits = sizes >= 0
+        located, sizes = located.some(fits), sizes[fits]
     memory = request.memory
-    pieces = list(memory.pieces(left, sizes, core.settings.batch_chunks, core.piece_bytes(memory)))
+    pieces = list(memory.pieces(located.items, sizes, core.settings.batch_chunks, core.piece_bytes(memory)))
+    if len(pieces) == 1:
+        _Piecewise(core, request, located, sizes).run()
+        return
     for number, rows in enumerate(pieces):
-        some = _Located(left[rows], extents[rows], until, located.cluster)
+        some = located.some(rows)
         # A batch that goes in pieces may take longer than one lease: ask anew for what has not been begun.
-        if number and until - time.monotonic() < request.lease / 2:
-            some = _locate(core, request, left[rows])
-            again = np.isin(left[rows], some.items)
+        if number and located.until - time.monotonic() < request.lease / 2:
+            some = _locate(core, request, located.items[rows])
+            again = np.isin(located.items[rows], some.items)
             rows = rows[again]  # noqa: PLW2901 - the same rows, without those that have gone
-            if (some.extents["length"].max(axis=1) != extents[rows]["length"].max(axis=1)).any():
+            if (some.extents["length"].max(axis=1) != located.extents[rows]["length"].max(axis=1)).any():
                 continue  # another chunk under that hash: a miss for now
         if len(rows):
             _Piecewise(core, request, some, sizes[rows]).run()
 
 
+def _known(core: Core, request: GetRequest, items: npt.NDArray[np.intp]) -> _Located | None:
+    """Return where chunks are without asking, if that is known of all of them and half of the lease is left."""
+    hashes, master = request.hashes_of(items), core.link.identity
+    found = core.locations.find(request.namespace, request.shard, hashes, master, time.monotonic() + request.lease / 2)
+    if found is None or master is None:
+        return None
+    core.count(gets_located_before=len(items))
+    return _Located(items, *found, master.cluster_id)
+
+
 def _locate(core: Core, request: GetRequest, items: npt.NDArray[np.intp]) -> _Located:
-    sent = time.monotonic()
+    sent, forgotten = time.monotonic(), core.locations.forgotten
     message = pb.LocateRequest(
         namespace=request.namespace,
-        hashes=request.hashes if len(items) == request.memory.count else some_hashes(request.hashes, items),
+        hashes=request.hashes_of(items),
         shard=request.shard,
         lease_ms=max(1, int(request.lease * 1000)),
     )
     reply = core.call("Locate", message, request.deadline)
     extents = extents_of(reply.extents, len(items), max(1, reply.replicas))
+    until = sent + reply.lease_ms / 1000
+    master = MasterIdentity.of(reply.header)
+    core.locations.keep(request.namespace, request.shard, message.hashes, extents, until, master, forgotten)
+    located = _Located(items, extents, until, master.cluster_id)
     found = np.frombuffer(reply.statuses, dtype=np.uint8) == pb.OK
-    return _Located(items[found], extents[found], sent + reply.lease_ms / 1000, reply.header.cluster_id.hex())
+    return located if found.all() else located.some(found)
 
 
 def _sizes(core: Core, request: GetRequest, located: _Located) -> Int64s:
@@ -152,7 +199,7 @@ class _Piecewise:
         self._corrupt = np.zeros(len(self._items), dtype=np.bool_)
         self._failure: MoonpoolError | None = None
         self._jobs: list[Job] = []
-        self._hashes = hash_matrix(request.hashes)[self._items]
+        self._hashes = hash_matrix(request.hashes_of(self._items))
 
     def run(self) -> None:
         core, request = self._core, self._request
@@ -164,10 +211,11 @@ class _Piecewise:
                     self._late(len(pending))
                     return  # they stay what they were: misses
                 choice = self._choose(pending)
-                nowhere = choice < 0
-                for row in pending[nowhere].tolist():
-                    self._give_up(row)
-                pending, choice = pending[~nowhere], choice[~nowhere]
+                if choice.min() < 0:
+                    nowhere = choice < 0
+                    for row in pending[nowhere].tolist():
+                        self._give_up(row)
+                    pending, choice = pending[~nowhere], choice[~nowhere]
                 if len(pending):
                     pending = pending[~self._read(piece, pending, choice)]
         finally:
@@ -203,6 +251,7 @@ class _Piecewise:
         deadline = min(request.deadline, self._until)
         jobs = core.start_moves("read", place, pending, extents, self._cluster, deadline, True, self._jobs)
         finished = np.zeros(len(pending), dtype=np.bool_)
+        wanted = headers_of(extents, self._hashes[pending], request.shard)
         for job in jobs:
             moved = core.finish(job, place)
             # After the bytes have come, and before anything is believed.
@@ -211,35 +260,45 @@ class _Piecewise:
                 self._late(len(job.rows))
                 finished[job.rows] = True
                 continue
-            good = self._verified(place, pending[job.rows], extents[job.rows], moved)
-            if not good.all() and not core.same_cluster(self._cluster):
-                # Nobody knows what lies there now. What is good is so: its digest is that of the chunk.
+            rows = pending[job.rows]
+            good = self._verified(place, rows, wanted[job.rows], moved)
+            if good.all():
                 finished[job.rows] = True
             else:
-                self._blame(job, moved, good, pending[job.rows])
-                finished[job.rows[good]] = True
-            rows = pending[job.rows[good]]
+                if core.same_cluster(self._cluster):
+                    self._blame(job, moved, good, rows)
+                    finished[job.rows[good]] = True
+                else:
+                    # Nobody knows what lies there now. What is good is so: its digest is that of the chunk.
+                    finished[job.rows] = True
+                rows = rows[good]
             if len(rows):
+                items = self._items[rows]
                 request.memory.deliver(core.staging, piece, rows)
-                request.outcomes[self._items[rows]] = Outcome.OK
-                request.lengths[self._items[rows]] = request.memory.wanted(self._items[rows], self._sizes[rows])
+                request.outcomes[items] = _OK
+                request.lengths[items] = request.memory.wanted(items, self._sizes[rows])
         return finished
 
     def _verified(
-        self, place: Place, rows: npt.NDArray[np.intp], extents: Records, moved: Moved
+        self, place: Place, rows: npt.NDArray[np.intp], wanted: Headers, moved: Moved
     ) -> npt.NDArray[np.bool_]:
-        good = moved.good.copy()
-        if not good.any():
+        """Return which rows are what they have to be: headers as `wanted`, with the digests of what has come."""
+        good, staging = moved.good, self._core.staging
+        if moved.error is not None and not good.any():
             return good
-        headers = self._core.staging.bytes[place.header_offsets[rows][:, None] + np.arange(HEADER_BYTES)]
-        good &= headers_match(headers, extents, self._hashes[rows], self._request.shard)
-        digests = moved.digests
-        if digests is None:
+        headers = np.empty_like(wanted)
+        to = HEADER_BYTES * np.arange(len(rows))
+        copy_batch(headers, to, staging.region, place.header_offsets[rows], HEADER_BYTES)
+        found = moved.digests
+        if place.starts is not None:
+            named = wanted[:, DIGEST_WORD] = headers[:, DIGEST_WORD]
+            return good & headers_match(headers, wanted) & proved(staging, place, rows, named, found)
+        if found is None:
             # No CPU has seen the bytes yet, so the digest is all that tells of damage.
             ranges = place.offsets[rows], place.lengths[rows]
-            digests = np.frombuffer(digest_batch(place.region, *ranges), dtype="<u8")
-        good &= digests == digests_in(headers)
-        return good
+            found = np.frombuffer(digest_batch(place.region, *ranges), dtype="<u8")
+        wanted[:, DIGEST_WORD] = found
+        return good & headers_match(headers, wanted)
 
     def _blame(self, job: Job, moved: Moved, good: npt.NDArray[np.bool_], rows: npt.NDArray[np.intp]) -> None:
         if job.error is not None:

@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from moonpool.errors import MoonpoolError
+from moonpool.store_client.leaves import leaves_of, table_bytes
 from moonpool.store_client.packing import HEADER_BYTES, Int64s
 from moonpool.store_client.segments import Target
-from moonpool.transfer_engine import Region, Status, Transfer, TransferEngine, TransferState
+from moonpool.transfer_engine import LEAF_BYTES, Region, Status, Transfer, TransferEngine, TransferState
 
 __all__ = ["Move", "Moved", "Parts", "Place"]
 
@@ -26,12 +27,15 @@ class Place:
     """Where chunks lie in this process, one row for each.
 
     Attributes:
-        region: holds the payloads.
-        offsets: of the payloads.
-        lengths: of the payloads.
-        headers: holds the headers.
+        region: holds the payloads, or what is moved of them.
+        offsets: of these.
+        lengths: of these.
+        headers: holds the headers, and the tables of leaves.
         header_offsets: of the headers, 64 bytes each.
+        table_offsets: of the tables.
+        sizes: of the whole payloads.
         joined: whether each payload lies right behind its header in the same region.
+        starts: of ranges, where in its payload that begins of which leaves are moved. None: whole payloads.
     """
 
     region: Region
@@ -39,7 +43,10 @@ class Place:
     lengths: Int64s
     headers: Region
     header_offsets: Int64s
+    table_offsets: Int64s
+    sizes: Int64s
     joined: bool
+    starts: Int64s | None = None
 
 
 @dataclass
@@ -47,8 +54,9 @@ class Moved:
     """How that ended.
 
     Attributes:
-        good: for each row whether header and payload are in place.
-        digests: of the payloads, as the engine computed them; None when it was not asked.
+        good: for each row whether all of it is in place.
+        digests: as the engine computed them: of each leaf of each row for a put and for ranges, else of each payload;
+            None when it was not asked. Of rows that are not good, anything.
         error: the first cause, when some are not good.
         settled: whether nothing of it can touch memory any more, here or there.
     """
@@ -59,21 +67,85 @@ class Moved:
     settled: bool = True
 
 
-@dataclass
-class _Part:
-    # One transfer, and which of its items are which rows' headers or payloads.
-    transfer: Transfer
-    rows: int
-    items: int  # per row: 1, or 2 when headers come first and payloads behind them
-    payloads: bool  # whether its last `rows` items are payloads with a digest
+class Items:
+    """The items of one transfer, in groups. The payloads are the first group; all others lie with the headers."""
+
+    def __init__(self, place: Place, rows: npt.NDArray[np.intp], remote_offsets: Int64s) -> None:
+        self._place = place
+        self._rows = rows
+        self._remote = remote_offsets
+        # Of each its region, local and remote offsets, lengths, and the rows they belong to; None: one for each row.
+        self._groups: list[tuple[Region, Int64s, Int64s, Int64s, npt.NDArray[np.intp] | None]] = []
+
+    def add_payloads(self, *, by_leaf: bool) -> None:
+        """Add what is moved of the payloads, each as one item or by its leaves."""
+        place, rows = self._place, self._rows
+        remote, lengths = self._remote + HEADER_BYTES, place.lengths[rows]
+        if place.starts is not None:
+            remote = remote + place.starts[rows]
+        if not by_leaf:
+            self._groups.append((place.region, place.offsets[rows], remote, lengths, None))
+            return
+        leaves = leaves_of(lengths)
+        own = leaves.owners
+        local = place.offsets[rows[own]] + leaves.starts
+        self._groups.append((place.region, local, remote[own] + leaves.starts, leaves.lengths, own))
+
+    def add_joined(self) -> None:
+        """Add headers and payloads, which lie behind them, as one item each."""
+        place, rows = self._place, self._rows
+        lengths = place.lengths[rows] + HEADER_BYTES
+        self._groups.append((place.headers, place.header_offsets[rows], self._remote, lengths, None))
+
+    def add_headers(self) -> None:
+        """Add the headers."""
+        place, rows = self._place, self._rows
+        lengths = np.full(len(rows), HEADER_BYTES, dtype=np.int64)
+        self._groups.append((place.headers, place.header_offsets[rows], self._remote, lengths, None))
+
+    def add_tables(self) -> None:
+        """Add the tables of those that have one."""
+        place, rows = self._place, self._rows
+        sizes = place.sizes[rows]
+        which = np.flatnonzero(sizes > LEAF_BYTES)
+        if len(which):
+            sizes = sizes[which]
+            remote = self._remote[which] + HEADER_BYTES + sizes
+            self._groups.append((place.headers, place.table_offsets[rows[which]], remote, table_bytes(sizes), which))
+
+    @property
+    def first(self) -> int:
+        """How many are in the first group."""
+        return len(self._groups[0][1])
+
+    @property
+    def owners(self) -> npt.NDArray[np.intp]:
+        """Which of the rows each item belongs to."""
+        every = np.arange(len(self._rows))
+        return np.concatenate([every if group[4] is None else group[4] for group in self._groups])
+
+    def columns(self) -> tuple[Any, Int64s, Int64s, Int64s]:
+        """Return the local regions, the local and remote offsets and the lengths, as the engine takes them."""
+        groups = self._groups
+        if len(groups) == 1:
+            return groups[0][:4]
+        local: Any = groups[0][0]
+        offsets, remote, lengths = (np.concatenate([group[column] for group in groups]) for column in (1, 2, 3))
+        if local is not self._place.headers:
+            which = np.zeros(len(offsets), dtype=np.int64)
+            which[self.first :] = 1
+            local = ((local, self._place.headers), which)
+        return local, offsets, remote, lengths
 
 
 class Move:
-    """The transfers of one batch to or from one segment, under way."""
+    """The transfer of one batch to or from one segment, under way."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, items: Items, *, digest: bool) -> None:
         self._rows = rows
-        self._parts: list[_Part] = []
+        self._items = items
+        self._digest = digest
+        self._transfer: Transfer | None = None
         self._error: MoonpoolError | None = None
 
     @classmethod
@@ -89,7 +161,7 @@ class Move:
         digest: bool,
         parts: Parts,
     ) -> Move:
-        """Start to move the chunks `rows` of `place`.
+        """Start to move the chunks `rows` of `place`, in one transfer.
 
         Args:
             engine: of this client.
@@ -99,60 +171,40 @@ class Move:
             rows: which of them.
             remote_offsets: of their extents in the segment, for each of `rows`.
             deadline: of `time.monotonic`.
-            digest: have the engine compute the digests of payloads on the way.
-            parts: what of the chunks.
+            digest: have the engine compute the digests of payloads on the way. Not with "headers".
+            parts: what of the chunks. "headers" are those and the tables; "both" brings tables for ranges alone.
         """
-        self = cls(len(rows))
+        items = Items(place, rows, remote_offsets)
+        ranged = place.starts is not None
+        if parts == "both" and place.joined and not digest:
+            items.add_joined()
+        else:
+            if parts != "headers":
+                items.add_payloads(by_leaf=digest and (ranged or parts == "payloads"))
+            if parts != "payloads":
+                items.add_headers()
+            if parts == "headers" or ranged:
+                items.add_tables()
+        self = cls(len(rows), items, digest=digest)
         submit = engine.read if op == "read" else engine.write
-        lengths = place.lengths[rows]
-        remote_payloads = remote_offsets + HEADER_BYTES
-
-        def begin(local: Region, offsets: Any, remote: Any, sizes: Any, items: int, payloads: bool) -> None:
-            transfer = submit(
-                target.peer,
-                local,
-                target.region,
-                offsets,
-                remote,
-                sizes,
-                deadline_at=deadline,
-                digest=digest and payloads,
-            )
-            self._parts.append(_Part(transfer, len(rows), items, payloads))
-
+        local, local_offsets, remote, lengths = items.columns()
         try:
-            if parts == "payloads":
-                begin(place.region, place.offsets[rows], remote_payloads, lengths, 1, True)
-            elif parts == "headers":
-                begin(place.headers, place.header_offsets[rows], remote_offsets, HEADER_BYTES, 1, False)
-            elif place.joined and not digest:
-                begin(place.headers, place.header_offsets[rows], remote_offsets, lengths + HEADER_BYTES, 1, False)
-            elif place.headers is place.region:
-                begin(
-                    place.region,
-                    np.concatenate((place.header_offsets[rows], place.offsets[rows])),
-                    np.concatenate((remote_offsets, remote_payloads)),
-                    np.concatenate((np.full(len(rows), HEADER_BYTES, dtype=np.int64), lengths)),
-                    2,
-                    True,
-                )
-            else:
-                begin(place.region, place.offsets[rows], remote_payloads, lengths, 1, True)
-                begin(place.headers, place.header_offsets[rows], remote_offsets, HEADER_BYTES, 1, False)
+            self._transfer = submit(
+                target.peer, local, target.region, local_offsets, remote, lengths, deadline_at=deadline, digest=digest
+            )
         except MoonpoolError as error:
-            # Nothing of that transfer was started; an earlier one may have been.
-            self._error = error
+            self._error = error  # nothing was started
         return self
 
     @property
     def refused(self) -> MoonpoolError | None:
-        """Why the engine did not begin a transfer, before any node had heard of it."""
+        """Why the engine did not begin the transfer, before any node had heard of it."""
         return self._error
 
     @property
     def unsettled(self) -> list[Transfer]:
         """The transfers that may still touch memory, here or there."""
-        return [part.transfer for part in self._parts if not part.transfer.settled]
+        return [] if self._transfer is None or self._transfer.settled else [self._transfer]
 
     def cancel(self, settle_seconds: float) -> None:
         """Stop what is still running."""
@@ -166,25 +218,21 @@ class Move:
             settle_seconds: how long a transfer that failed is waited for until it can touch no memory any more.
         """
         moved = Moved(np.full(self._rows, self._error is None), error=self._error)
-        for part in self._parts:
-            self._finish(part, moved, settle_seconds)
-        return moved
-
-    def _finish(self, part: _Part, moved: Moved, settle_seconds: float) -> None:
-        transfer = part.transfer
+        transfer = self._transfer
+        if transfer is None:
+            return moved
         try:
             transfer.wait()
         except MoonpoolError as error:
-            statuses = np.frombuffer(transfer.statuses, dtype=np.uint8).reshape(part.items, part.rows)
-            moved.good &= (statuses == _OK).all(axis=0)
-            moved.error = moved.error or error
-            if not _settle(transfer, settle_seconds):
-                moved.settled = False
-                return
-        if part.payloads:
-            digests = transfer.digests
-            if digests is not None:
-                moved.digests = np.frombuffer(digests, dtype=np.uint64)[-part.rows :]
+            statuses = np.frombuffer(transfer.statuses, dtype=np.uint8)
+            moved.good[self._items.owners[statuses != _OK]] = False
+            moved.error = error
+            moved.settled = _settle(transfer, settle_seconds)
+            if not moved.settled:
+                return moved
+        if self._digest and (digests := transfer.digests) is not None:
+            moved.digests = np.frombuffer(digests, dtype=np.uint64)[: self._items.first]
+        return moved
 
 
 def _settle(transfer: Transfer, seconds: float) -> bool:

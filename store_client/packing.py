@@ -12,26 +12,26 @@ import numpy.typing as npt
 from moonpool.store_client.errors import StoreArgumentError
 
 __all__ = [
+    "DIGEST_WORD",
     "EXTENT",
     "HASH_BYTES",
-    "HEADER",
     "HEADER_BYTES",
     "NO_SEGMENT",
     "ROOT",
     "Hashes",
+    "Headers",
     "Int64s",
     "Records",
-    "digests_in",
     "extents_of",
     "hash_matrix",
-    "header_bytes",
     "headers_match",
+    "headers_of",
 ]
 
 Int64s: TypeAlias = "npt.NDArray[np.int64]"
 Records: TypeAlias = "npt.NDArray[np.void]"
 Flags: TypeAlias = "npt.NDArray[np.bool_]"
-Bytes: TypeAlias = "npt.NDArray[np.uint8]"
+Headers: TypeAlias = "npt.NDArray[np.uint64]"
 #: n x 32 bytes, or 32 bytes each.
 Hashes: TypeAlias = "bytes | bytearray | memoryview | Sequence[bytes] | npt.NDArray[Any]"
 
@@ -41,21 +41,12 @@ NO_SEGMENT: Final = 0xFFFFFFFF
 #: As a parent: none.
 ROOT: Final = bytes(HASH_BYTES)
 
-MAGIC: Final = int.from_bytes(b"MPC1", "little")
-HEADER: Final = np.dtype(
-    [
-        ("magic", "<u4"),
-        ("shard", "<u4"),
-        ("generation", "<u8"),
-        ("length", "<u8"),
-        ("digest", "<u8"),
-        ("hash", "<u8", (4,)),
-    ]
-)
+MAGIC: Final = int.from_bytes(b"MPC2", "little")
+#: Which of the 8 words of a header is the digest.
+DIGEST_WORD: Final = 3
 EXTENT: Final = np.dtype(
     [("generation", "<u8"), ("offset", "<u8"), ("length", "<u8"), ("segment", "<u4"), ("zero", "<u4")]
 )
-assert HEADER.itemsize == HEADER_BYTES
 
 
 def some_hashes(packed: bytes, which: npt.NDArray[Any]) -> bytes:
@@ -83,32 +74,17 @@ def extents_of(packed: bytes, count: int, replicas: int) -> Records:
     return np.frombuffer(packed, dtype=EXTENT).reshape(count, replicas)
 
 
-def header_bytes(extents: Records, digests: npt.NDArray[np.uint64], hashes: bytes, shard: int) -> Bytes:
-    """Return the headers for these extents, a row of 64 bytes each."""
-    headers = np.empty(len(extents), dtype=HEADER)
-    headers["magic"] = MAGIC
-    headers["shard"] = shard
-    headers["generation"] = extents["generation"]
-    headers["length"] = extents["length"]
-    headers["digest"] = digests
-    headers["hash"] = hash_matrix(hashes)
-    return headers.view(np.uint8).reshape(-1, HEADER_BYTES)
+def headers_of(extents: Records, hashes: npt.NDArray[np.uint64], shard: int) -> Headers:
+    """Return the headers for these extents, a row of 8 words each. The digests are the caller's to fill in."""
+    headers = np.empty((len(extents), HEADER_BYTES // 8), dtype="<u8")
+    headers[:, 0] = MAGIC | shard << 32
+    headers[:, 1] = extents["generation"]
+    headers[:, 2] = extents["length"]
+    headers[:, 4:] = hashes
+    return headers
 
 
-def headers_match(headers: Bytes, extents: Records, hashes: npt.NDArray[np.uint64], shard: int) -> Flags:
-    """Return for each row of 64 bytes whether it is what the master said of the extent."""
-    found = np.ascontiguousarray(headers).view(HEADER).reshape(-1)
-    same: Flags = (
-        (found["magic"] == MAGIC)
-        & (found["shard"] == shard)
-        & (found["generation"] == extents["generation"])
-        & (found["length"] == extents["length"])
-        & (found["hash"] == hashes).all(axis=1)
-    )
+def headers_match(found: Headers, wanted: Headers) -> Flags:
+    """Return which headers are the same."""
+    same: Flags = (found == wanted).all(axis=1)
     return same
-
-
-def digests_in(headers: Bytes) -> npt.NDArray[np.uint64]:
-    """Return the digest that each header names."""
-    found: npt.NDArray[np.uint64] = np.ascontiguousarray(headers).view(HEADER).reshape(-1)["digest"]
-    return found

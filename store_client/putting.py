@@ -13,19 +13,22 @@ import numpy.typing as npt
 from moonpool.errors import MoonpoolError
 from moonpool.proto import pool_pb2 as pb
 from moonpool.store_client import errors
+from moonpool.store_client.leaves import DIGEST_BYTES, leaves_of
 from moonpool.store_client.moves import Moved
 from moonpool.store_client.packing import (
+    DIGEST_WORD,
     HASH_BYTES,
     HEADER_BYTES,
     NO_SEGMENT,
     Records,
     extents_of,
-    header_bytes,
+    hash_matrix,
+    headers_of,
     some_hashes,
 )
 from moonpool.store_client.refusals import refusal
 from moonpool.store_client.results import Outcome, Results
-from moonpool.transfer_engine import digest_batch
+from moonpool.transfer_engine import combine_batch, copy_batch, digest_batch
 
 if TYPE_CHECKING:
     from moonpool.store_client.core import Core, Job
@@ -108,8 +111,9 @@ class _Piecewise:
         self._items = items
         self._pending = np.arange(len(items))  # rows of the piece
         self._piece: Piece | None = None
-        # One for each row of the piece, and whether it is known.
-        self._digests = np.zeros(len(items), dtype=np.uint64)
+        self._leaves = leaves_of(request.memory.lengths[items])
+        # One for each leaf of the piece, and for each row whether they are known.
+        self._digests = np.zeros(len(self._leaves.owners), dtype="<u8")
         self._digested = np.zeros(len(items), dtype=np.bool_)
         self._jobs: list[Job] = []
         self._look = _LOOK_FIRST
@@ -271,7 +275,7 @@ class _Piecewise:
         self, rows: npt.NDArray[np.intp], extents: Records, cluster: str, deadline: float
     ) -> tuple[npt.NDArray[np.uint8], bool]:
         """Write all replicas. Returns (a bit for each that is in place; whether nothing can write any more)."""
-        core, place = self._core, self._prepared().place
+        place = self._prepared().place
         first = extents.copy()[:, 0]
         first["generation"] = extents["generation"].max(axis=1)
         first["length"] = extents["length"].max(axis=1)
@@ -282,9 +286,7 @@ class _Piecewise:
         which, replica = np.nonzero(extents["segment"] != NO_SEGMENT)
         payloads = self._write_parts("payloads", rows[which], extents[which, replica], cluster, deadline)
         which, replica = which[payloads.good], replica[payloads.good]
-        hashes = self._request.hashes_of(self._items[rows])
-        headers = header_bytes(first, self._digests[rows], hashes, self._request.shard)
-        core.staging.bytes[place.header_offsets[rows][:, None] + np.arange(HEADER_BYTES)] = headers
+        self._fill_headers(rows, first)
         whole = self._write_parts("headers", rows[which], extents[which, replica], cluster, deadline)
         which, replica = which[whole.good], replica[whole.good]
         written = np.zeros(len(rows), dtype=np.uint8)
@@ -309,8 +311,10 @@ class _Piecewise:
             moved.good[job.rows] = part.good
             moved.settled &= part.settled
             if part.digests is not None:
-                self._digests[rows[job.rows[part.good]]] = part.digests[part.good]
-                self._digested[rows[job.rows[part.good]]] = True
+                moving = rows[job.rows]
+                good = np.repeat(part.good, self._leaves.counts[moving])
+                self._digests[self._leaves.of(moving)[good]] = part.digests[good]
+                self._digested[moving[part.good]] = True
             if job.error is not None and core.same_cluster(cluster):
                 self._failure = job.error
                 if job.blamed:
@@ -320,14 +324,33 @@ class _Piecewise:
         return moved
 
     def _digest(self, rows: npt.NDArray[np.intp]) -> None:
-        """Compute those digests of rows that are not known."""
+        """Compute those digests of leaves of rows that are not known."""
         rows = rows[~self._digested[rows]]
         if not len(rows):
             return
-        place = self._prepared().place
-        digests = digest_batch(place.region, place.offsets[rows], place.lengths[rows])
-        self._digests[rows] = np.frombuffer(digests, dtype="<u8")
+        place, leaves = self._prepared().place, self._leaves
+        which = leaves.of(rows)
+        offsets = place.offsets[leaves.owners[which]] + leaves.starts[which]
+        digests = digest_batch(place.region, offsets, leaves.lengths[which])
+        self._digests[which] = np.frombuffer(digests, dtype="<u8")
         self._digested[rows] = True
+
+    def _fill_headers(self, rows: npt.NDArray[np.intp], extents: Records) -> None:
+        """Make the headers of rows, and the tables of their leaves."""
+        staging, place, leaves = self._core.staging, self._prepared().place, self._leaves
+        tables = DIGEST_BYTES * leaves.firsts[rows], DIGEST_BYTES * leaves.counts[rows]
+        digests = np.frombuffer(combine_batch(self._digests, *tables), dtype="<u8")
+        hashes = hash_matrix(self._request.hashes_of(self._items[rows]))
+        headers = headers_of(extents, hashes, self._request.shard)
+        headers[:, DIGEST_WORD] = digests
+        copy_batch(
+            staging.region, place.header_offsets[rows], headers, HEADER_BYTES * np.arange(len(rows)), HEADER_BYTES
+        )
+        several = leaves.counts[rows] > 1
+        if several.any():
+            copy_batch(
+                staging.region, place.table_offsets[rows[several]], self._digests, *(part[several] for part in tables)
+            )
 
     def _commit(
         self,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranges of chunks. A digest covers a whole chunk, so all of it is read and verified, and the range handed out."""
+"""Ranges of chunks: header, table and the leaves that are touched are read and verified, and the range handed out."""
 
 from __future__ import annotations
 
@@ -11,34 +11,33 @@ import numpy.typing as npt
 
 from moonpool.errors import MoonpoolError
 from moonpool.store_client.errors import ChunkRangeError, ChunkTooLargeError
-from moonpool.store_client.values import Buffers, Memory
+from moonpool.store_client.moves import Place
+from moonpool.store_client.packing import HEADER_BYTES
+from moonpool.store_client.values import Memory, Piece, header_room
+from moonpool.transfer_engine import LEAF_BYTES
 from moonpool.units import format_bytes
 
 if TYPE_CHECKING:
     from moonpool.store_client.packing import Int64s
     from moonpool.store_client.staging import StagingArea
-    from moonpool.store_client.values import Piece
-    from moonpool.transfer_engine import TransferEngine
 
 __all__ = ["Ranges"]
 
 
 class Ranges(Memory):
-    """A part of each chunk, for destinations of whatever form. Whole chunks go through the staging area.
+    """A part of each chunk, for destinations of whatever form. The leaves go through the staging area.
 
     Args:
-        engine: of this client.
         into: where the parts go.
         starts: where in each chunk its part begins.
         sizes: how long each part is.
     """
 
-    def __init__(self, engine: TransferEngine, into: Memory, starts: Int64s, sizes: Int64s) -> None:
+    def __init__(self, into: Memory, starts: Int64s, sizes: Int64s) -> None:
         super().__init__(into.count)
         self._into = into
         self._starts = starts
         self._sizes = sizes
-        self._whole = Buffers(engine, [None] * into.count)
         self.lengths = into.lengths
 
     def wanted(self, items: npt.NDArray[np.intp], lengths: Int64s) -> Int64s:
@@ -51,16 +50,16 @@ class Ranges(Memory):
         """See `Memory`."""
         starts, sizes = self._starts[items], self._sizes[items]
         outside = (starts < 0) | (sizes < 1) | (starts > lengths - sizes)
-        large = ~outside & (self.cost(lengths) > staging.nbytes)
+        large = ~outside & (self.cost(items, lengths) > staging.nbytes)
         for row in np.flatnonzero(outside).tolist():
             yield row, ChunkRangeError(f"the range is not inside the {lengths[row]} bytes of the chunk")
         for row in np.flatnonzero(large).tolist():
             yield (
                 row,
                 ChunkTooLargeError(
-                    f"a range cannot be had of a chunk of {lengths[row]} bytes, which is read as a whole: staging has "
-                    f"{format_bytes(staging.nbytes)}",
-                    hint="a larger staging_bytes, or a get of the whole chunk",
+                    f"a range of {sizes[row]} bytes does not fit the staging area of {format_bytes(staging.nbytes)}, "
+                    f"with the whole leaves of {format_bytes(LEAF_BYTES)} that it touches",
+                    hint="a larger staging_bytes, or several ranges",
                 ),
             )
         for row, error in super().refused(staging, items, lengths):
@@ -72,18 +71,35 @@ class Ranges(Memory):
         """See `Memory`."""
         return self._into.made
 
-    def cost(self, lengths: Int64s) -> Int64s:
+    def cost(self, items: npt.NDArray[np.intp], lengths: Int64s) -> Int64s:
         """See `Memory`."""
-        return self._whole.cost(lengths)
+        begins, ends = self._leaves(items, lengths)
+        return header_room(lengths) + ends - begins
 
     def place(self, staging: StagingArea, items: npt.NDArray[np.intp], lengths: Int64s, deadline: float) -> Piece:
         """See `Memory`."""
-        return self._whole.place(staging, items, lengths, deadline)
+        begins, ends = self._leaves(items, lengths)
+        # Headers first: the tables behind them are read as numbers, so they begin at multiples of 8.
+        rooms = header_room(lengths)
+        spans = ends - begins
+        slice_ = staging.take(int(rooms.sum() + spans.sum()), deadline)
+        headers = slice_.offset + np.cumsum(rooms) - rooms
+        payloads = slice_.offset + int(rooms.sum()) + np.cumsum(spans) - spans
+        tables = headers + HEADER_BYTES
+        place = Place(
+            staging.region, payloads, spans, staging.region, headers, tables, lengths, joined=False, starts=begins
+        )
+        return Piece(items, place, slice_)
 
     def deliver(self, staging: StagingArea, piece: Piece, rows: npt.NDArray[np.intp]) -> None:
         """See `Memory`."""
-        source = memoryview(piece.place.region).cast("B")
-        items = piece.items[rows]
-        begins = (piece.place.offsets[rows] + self._starts[items]).tolist()
-        for item, begin, size in zip(items.tolist(), begins, self._sizes[items].tolist(), strict=True):
-            self._into.accept(item, source[begin : begin + size])
+        place, items = piece.place, piece.items[rows]
+        begins, _ = self._leaves(items, place.sizes[rows])
+        self._into.accept(items, place.region, place.offsets[rows] + self._starts[items] - begins, self._sizes[items])
+
+    def _leaves(self, items: npt.NDArray[np.intp], lengths: Int64s) -> tuple[Int64s, Int64s]:
+        """Return where in their chunks the first leaves of the ranges begin, and where the last ones end."""
+        starts = self._starts[items]
+        begins = starts // LEAF_BYTES * LEAF_BYTES
+        ends = -(-(starts + self._sizes[items]) // LEAF_BYTES) * LEAF_BYTES
+        return begins, np.minimum(ends, lengths)

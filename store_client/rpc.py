@@ -52,6 +52,11 @@ class MasterIdentity:
     boot_id: str
     epoch: int
 
+    @classmethod
+    def of(cls, header: pb.Header) -> MasterIdentity:
+        """Return the master that has sent this."""
+        return cls(header.cluster_id.hex(), header.boot_id.hex(), header.epoch)
+
 
 class MasterLink:
     """A channel to the master. Thread-safe."""
@@ -130,10 +135,13 @@ class MasterLink:
 
     def noticed(self, header: pb.Header) -> None:
         """Remember who answered."""
-        identity = MasterIdentity(header.cluster_id.hex(), header.boot_id.hex(), header.epoch)
+        identity = MasterIdentity.of(header)
         with self._lock:
-            before, self._identity = self._identity, identity
-        if before is None or before == identity:
+            before = self._identity
+            if before == identity:
+                return
+            self._identity = identity
+        if before is None:
             return
         self.restarts_seen += 1
         _log.warning("master %s: %s answers now, before it was %s", self.address, identity, before)

@@ -65,10 +65,17 @@ class StoreClientSettings:
     staging_bytes: int = setting(
         128 << 20,
         "Registered memory through which everything goes that is not registered itself. Larger batches go in pieces. "
-        "A range of a chunk can be had where the whole chunk fits.",
+        "A range of a chunk can be had where the leaves of 256 KiB that it touches fit.",
         unit="bytes",
         minimum=1 << 20,
         maximum=1 << 40,
+    )
+    locations_max: int = setting(
+        65_536,
+        "Chunks whose places are kept for as long as at least half of the lease is left, so that a get of them needs "
+        "not ask the master. 0: every get asks.",
+        minimum=0,
+        maximum=1 << 24,
     )
     batch_chunks: int = setting(4096, "Most chunks in one call to the master.", minimum=1, maximum=1 << 16)
     batch_bytes: int = setting(

@@ -45,6 +45,8 @@ class StagingArea:
     def __init__(self, engine: TransferEngine, nbytes: int) -> None:
         self.region = engine.allocate(nbytes)
         self.bytes: npt.NDArray[np.uint8] = np.frombuffer(memoryview(self.region), dtype=np.uint8)
+        #: The same as numbers, for what lies at multiples of 8.
+        self.words: npt.NDArray[np.uint64] = self.bytes[: nbytes // 8 * 8].view("<u8")
         self.nbytes = nbytes
         self._free = [(0, nbytes)]  # (offset, nbytes), by offset; neighbours are merged
         self._late: list[tuple[Slice, list[Transfer]]] = []

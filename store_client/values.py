@@ -12,12 +12,13 @@ import numpy.typing as npt
 from moonpool.errors import MoonpoolError
 from moonpool.store_client.arguments import checked_region, numbers
 from moonpool.store_client.errors import ChunkRangeError, StoreArgumentError
+from moonpool.store_client.leaves import table_bytes
 from moonpool.store_client.moves import Place
 from moonpool.store_client.packing import HEADER_BYTES, Int64s
 from moonpool.store_client.staging import ALIGN, Slice, StagingArea
-from moonpool.transfer_engine import Region, TransferEngine
+from moonpool.transfer_engine import Region, TransferEngine, copy_batch
 
-__all__ = ["Buffers", "Memory", "Piece", "Registered", "destinations_of", "values_of"]
+__all__ = ["Buffers", "Memory", "Piece", "Registered", "destinations_of", "header_room", "values_of"]
 
 
 class Piece:
@@ -52,7 +53,10 @@ class Memory:
         self, items: npt.NDArray[np.intp], lengths: Int64s, chunks_max: int, bytes_max: int
     ) -> Iterator[npt.NDArray[np.intp]]:
         """Yield the positions in `items`, cut so that each piece has a bounded number of chunks and bytes."""
-        cost = np.cumsum(self.cost(lengths))
+        cost = np.cumsum(self.cost(items, lengths))
+        if 0 < len(items) <= chunks_max and cost[-1] <= bytes_max:
+            yield np.arange(len(items))
+            return
         start = 0
         while start < len(items):
             before = cost[start - 1] if start else 0
@@ -61,12 +65,12 @@ class Memory:
             yield np.arange(start, min(stop, len(items)))
             start = stop
 
-    def cost(self, lengths: Int64s) -> Int64s:
+    def cost(self, items: npt.NDArray[np.intp], lengths: Int64s) -> Int64s:
         """Return the bytes that count against `bytes_max` of `pieces`."""
         raise NotImplementedError
 
     def place(self, staging: StagingArea, items: npt.NDArray[np.intp], lengths: Int64s, deadline: float) -> Piece:
-        """Find room for these chunks."""
+        """Find room for these chunks, and for what goes with them."""
         raise NotImplementedError
 
     def value(self, item: int) -> memoryview:
@@ -82,6 +86,8 @@ class Memory:
     ) -> Iterator[tuple[int, MoonpoolError]]:
         """Yield the rows of chunks of these lengths that cannot be delivered, and why."""
         room, sizes = self.lengths[items], self.wanted(items, lengths)
+        if not (sizes > room).any():
+            return
         for row in np.flatnonzero((room >= 0) & (sizes > room)).tolist():
             yield row, ChunkRangeError(f"{sizes[row]} bytes do not fit a destination of {room[row]}")
 
@@ -90,8 +96,8 @@ class Memory:
         """The bytes of each chunk, for a get that makes them."""
         return None
 
-    def accept(self, item: int, found: memoryview) -> None:
-        """Take verified bytes for a chunk."""
+    def accept(self, items: npt.NDArray[np.intp], source: Region, offsets: Int64s, lengths: Int64s) -> None:
+        """Take verified bytes, which lie in `source`, for some chunks."""
         raise NotImplementedError
 
     def load(self, staging: StagingArea, piece: Piece) -> None:
@@ -110,7 +116,7 @@ class Registered(Memory):
         self.offsets = offsets
         self.lengths = lengths
 
-    def cost(self, lengths: Int64s) -> Int64s:
+    def cost(self, items: npt.NDArray[np.intp], lengths: Int64s) -> Int64s:
         """See `Memory`."""
         return lengths
 
@@ -119,18 +125,18 @@ class Registered(Memory):
         start = int(self.offsets[item])
         return memoryview(self.region).cast("B")[start : start + int(self.lengths[item])]
 
-    def accept(self, item: int, found: memoryview) -> None:
+    def accept(self, items: npt.NDArray[np.intp], source: Region, offsets: Int64s, lengths: Int64s) -> None:
         """See `Memory`."""
-        start = int(self.offsets[item])
-        memoryview(self.region).cast("B")[start : start + found.nbytes] = found
+        copy_batch(self.region, self.offsets[items], source, offsets, lengths)
 
     def place(self, staging: StagingArea, items: npt.NDArray[np.intp], lengths: Int64s, deadline: float) -> Piece:
         """See `Memory`."""
-        slice_ = staging.take(len(items) * HEADER_BYTES, deadline)
-        headers = slice_.offset + HEADER_BYTES * np.arange(len(items), dtype=np.int64)
-        return Piece(
-            items, Place(self.region, self.offsets[items], lengths, staging.region, headers, joined=False), slice_
-        )
+        rooms = header_room(lengths)
+        slice_ = staging.take(int(rooms.sum()), deadline)
+        headers = slice_.offset + np.cumsum(rooms) - rooms
+        tables = headers + HEADER_BYTES
+        place = Place(self.region, self.offsets[items], lengths, staging.region, headers, tables, lengths, joined=False)
+        return Piece(items, place, slice_)
 
 
 class Buffers(Memory):
@@ -144,7 +150,7 @@ class Buffers(Memory):
         self.lengths = np.fromiter((-1 if view is None else view.nbytes for view in views), np.int64, len(views))
         self.taken: list[bytes | None] = [None] * len(views)
 
-    def cost(self, lengths: Int64s) -> Int64s:
+    def cost(self, items: npt.NDArray[np.intp], lengths: Int64s) -> Int64s:
         """See `Memory`."""
         return _stride(lengths)
 
@@ -160,7 +166,9 @@ class Buffers(Memory):
             return self._alone(staging, items, lengths, deadline)
         slice_ = staging.take(total, deadline)
         headers = slice_.offset + np.cumsum(strides) - strides
-        place = Place(staging.region, headers + HEADER_BYTES, lengths, staging.region, headers, joined=True)
+        payloads = headers + HEADER_BYTES
+        tables = headers + strides - _aligned(table_bytes(lengths))
+        place = Place(staging.region, payloads, lengths, staging.region, headers, tables, lengths, joined=True)
         return Piece(items, place, slice_)
 
     def load(self, staging: StagingArea, piece: Piece) -> None:
@@ -176,24 +184,25 @@ class Buffers(Memory):
 
     def deliver(self, staging: StagingArea, piece: Piece, rows: npt.NDArray[np.intp]) -> None:
         """See `Memory`."""
-        source = memoryview(piece.place.region).cast("B")
-        offsets, lengths = piece.place.offsets[rows].tolist(), piece.place.lengths[rows].tolist()
-        for item, offset, length in zip(piece.items[rows].tolist(), offsets, lengths, strict=True):
-            if piece.region is None or self.views[item] is None:
-                self.accept(item, source[offset : offset + length])
+        if piece.region is not None:
+            rows = rows[[self.views[item] is None for item in piece.items[rows].tolist()]]
+        place = piece.place
+        self.accept(piece.items[rows], place.region, place.offsets[rows], place.lengths[rows])
 
     @property
     def made(self) -> list[bytes | None] | None:
         """See `Memory`."""
         return self.taken if self.makes else None
 
-    def accept(self, item: int, found: memoryview) -> None:
+    def accept(self, items: npt.NDArray[np.intp], source: Region, offsets: Int64s, lengths: Int64s) -> None:
         """See `Memory`."""
-        view = self.views[item]
-        if view is None:
-            self.taken[item] = bytes(found)
-        else:
-            view[: found.nbytes] = found
+        found = memoryview(source).cast("B")
+        for item, offset, length in zip(items.tolist(), offsets.tolist(), lengths.tolist(), strict=True):
+            view = self.views[item]
+            if view is None:
+                self.taken[item] = bytes(found[offset : offset + length])
+            else:
+                view[:length] = found[offset : offset + length]
 
     def _alone(self, staging: StagingArea, items: npt.NDArray[np.intp], lengths: Int64s, deadline: float) -> Piece:
         # Larger than all of the staging area, so it is alone: its own memory is registered for as long as it takes.
@@ -205,12 +214,14 @@ class Buffers(Memory):
         else:
             region = self._engine.register(view, writable=not view.readonly)
         try:
-            slice_ = staging.take(HEADER_BYTES, deadline)
+            slice_ = staging.take(int(header_room(lengths).sum()), deadline)
         except BaseException:
             region.release()
             raise
         headers = np.array([slice_.offset], dtype=np.int64)
-        place = Place(region, np.zeros(1, dtype=np.int64), lengths, staging.region, headers, joined=False)
+        nowhere = np.zeros(1, dtype=np.int64)
+        tables = headers + HEADER_BYTES
+        place = Place(region, nowhere, lengths, staging.region, headers, tables, lengths, joined=False)
         return Piece(items, place, slice_, region)
 
 
@@ -241,9 +252,8 @@ def _memory_of(engine: TransferEngine, given: Any, count: int, *, writable: bool
         region, offsets, lengths = given
         checked_region(engine, region, what, writable=writable)
         ranges = numbers(offsets, count, f"offsets of {what}"), numbers(lengths, count, f"lengths of {what}")
-        wrong = (ranges[0] < 0) | (ranges[1] < 0) | (ranges[0] > region.nbytes - ranges[1])
-        if wrong.any():
-            item = int(wrong.argmax())
+        if min(ranges[0].min(initial=0), ranges[1].min(initial=0)) < 0 or (ranges[0] > region.nbytes - ranges[1]).any():
+            item = int(((ranges[0] < 0) | (ranges[1] < 0) | (ranges[0] > region.nbytes - ranges[1])).argmax())
             raise ChunkRangeError(f"{what}: a range is not inside the region of {region.nbytes} bytes", item=item)
         return Registered(region, *ranges)
     try:
@@ -275,5 +285,14 @@ def _view_of(one: Any, writable: bool, what: str, index: int) -> memoryview:
     return view.cast("B") if view.nbytes else _EMPTY
 
 
+def header_room(lengths: Int64s) -> Int64s:
+    """Return what headers take in the staging area, with the tables of leaves behind them."""
+    return _aligned(HEADER_BYTES + table_bytes(lengths))
+
+
 def _stride(lengths: Int64s) -> Int64s:
-    return -(-(lengths + HEADER_BYTES) // ALIGN) * ALIGN
+    return _aligned(HEADER_BYTES + lengths) + _aligned(table_bytes(lengths))
+
+
+def _aligned(sizes: Int64s) -> Int64s:
+    return -(-sizes // ALIGN) * ALIGN

@@ -40,12 +40,21 @@ from moonpool.transfer_engine.errors import (
     WaitTimeoutError,
 )
 from moonpool.transfer_engine.peers import Peer, PeerState, RemoteRegions
-from moonpool.transfer_engine.probing import TransportInfo, digest, digest_batch, probe
+from moonpool.transfer_engine.probing import (
+    LEAF_BYTES,
+    TransportInfo,
+    combine_batch,
+    copy_batch,
+    digest,
+    digest_batch,
+    probe,
+)
 from moonpool.transfer_engine.regions import Region, RemoteRegion
 from moonpool.transfer_engine.settings import EngineSettings
 from moonpool.transfer_engine.transfers import Plan, Transfer, TransferState
 
 __all__ = [
+    "LEAF_BYTES",
     "AddressError",
     "ArgumentTypeError",
     "AuthenticationError",
@@ -89,6 +98,8 @@ __all__ = [
     "TransportUnavailableError",
     "VersionMismatchError",
     "WaitTimeoutError",
+    "combine_batch",
+    "copy_batch",
     "digest",
     "digest_batch",
     "probe",

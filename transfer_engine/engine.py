@@ -8,7 +8,7 @@ import operator
 import re
 import sys
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, overload
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     Numbers: TypeAlias = (
         SupportsIndex | Buffer | NumpyArray | list[SupportsIndex] | list[int] | tuple[SupportsIndex, ...] | range
     )
+    Locals: TypeAlias = Region | tuple[Sequence[Region], Numbers]
     Item: TypeAlias = tuple[Region, SupportsIndex, RemoteRegion, SupportsIndex, SupportsIndex]
 
     class TransferOptions(TypedDict, total=False):
@@ -242,7 +243,7 @@ class TransferEngine:
     def read(
         self,
         peer: Peer,
-        local: Region,
+        local: Locals,
         remote: RemoteRegion,
         local_offsets: Numbers = 0,
         remote_offsets: Numbers = 0,
@@ -272,7 +273,8 @@ class TransferEngine:
 
         Args:
             peer: where from.
-            local: the region to copy into, or the list of items.
+            local: the region to copy into; or ``(regions, which)``, several and for each item the position of its own
+                among them, as numbers or an array; or the list of items.
             remote: the region to copy from.
             local_offsets: bytes from the start of `local`. An int for all items, or one per item: a one-dimensional
                 integer array or anything with such a buffer (int64 is used in place, others are converted; raw memory
@@ -311,7 +313,7 @@ class TransferEngine:
     def write(
         self,
         peer: Peer,
-        local: Region,
+        local: Locals,
         remote: RemoteRegion,
         local_offsets: Numbers = 0,
         remote_offsets: Numbers = 0,
@@ -352,7 +354,7 @@ class TransferEngine:
     def prepare(
         self,
         peer: Peer,
-        local: Region,
+        local: Locals,
         remote: RemoteRegion,
         local_offsets: Numbers,
         remote_offsets: Numbers,

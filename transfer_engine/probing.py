@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from moonpool import _native
 
-__all__ = ["TransportInfo", "digest", "digest_batch", "probe"]
+__all__ = ["LEAF_BYTES", "TransportInfo", "combine_batch", "copy_batch", "digest", "digest_batch", "probe"]
+
+#: Of the leaves of a `digest`.
+LEAF_BYTES: Final = _native.LEAF_BYTES
 
 
 @dataclass(frozen=True)
@@ -68,3 +71,36 @@ def digest_batch(memory: Any, offsets: Any, lengths: Any) -> bytes:
         OutOfRangeError: a range is not inside; nothing was computed.
     """
     return _native.digest_batch(memory, offsets, lengths)
+
+
+def combine_batch(memory: Any, offsets: Any, lengths: Any) -> bytes:
+    """Return the `digest` of many wholes, from the digests of their leaves of `LEAF_BYTES`.
+
+    So who has the digests of all leaves can prove some of them with the digest of the whole, and read no others.
+
+    Args:
+        memory: anything with a contiguous buffer, with digests of leaves in order, 8 little-endian bytes each.
+        offsets: bytes from its start to the first leaf, for each whole: as in `TransferEngine.read`.
+        lengths: bytes of the digests of its leaves, likewise: 8, 16, 24, ...
+
+    Returns and raises what `digest_batch` does; InvalidArgumentError also for another length.
+    """
+    return _native.combine_batch(memory, offsets, lengths)
+
+
+def copy_batch(target: Any, target_offsets: Any, source: Any, source_offsets: Any, lengths: Any) -> None:
+    """Copy many ranges of one memory of this process into another, in one native call without the GIL.
+
+    Args:
+        target: anything with a contiguous writable buffer, such as a region.
+        target_offsets: bytes from its start, for each range: as in `TransferEngine.read`.
+        source: anything with a contiguous buffer.
+        source_offsets: likewise.
+        lengths: bytes of each range, likewise; 0 is allowed.
+
+    Raises:
+        ArgumentTypeError: one has no buffer, or the numbers are none.
+        InvalidArgumentError: a buffer is not contiguous, `target` is read-only, or the arrays differ in length.
+        OutOfRangeError: a range is not inside both; nothing was copied.
+    """
+    _native.copy_batch(target, target_offsets, source, source_offsets, lengths)

@@ -74,7 +74,8 @@ class Row(Checked, ABC):
         return [view[offset : offset + length] for offset in offsets.tolist()]
 
     def _client_side(self, hashes: bytes, *, once: bool) -> CallSide:
-        work, client, namespace = self._work, self._place.client, self._place.namespace
+        work, namespace = self._work, self._place.namespace
+        client = self._place.client_of(work.located)
         good = bytes([Outcome.OK]) * work.batch
         calls: list[Callable[[int], object]] = []
         for thread in range(work.threads):

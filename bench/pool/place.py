@@ -13,6 +13,7 @@ import numpy as np
 from moonpool.bench.errors import BenchError
 from moonpool.bench.memory import allocate
 from moonpool.bench.pool.loading import AT_ONCE, batches_of
+from moonpool.bench.pool.work import LOCATED
 from moonpool.cluster import local_cluster
 from moonpool.proto import pool_pb2 as pb
 from moonpool.store_client import StoreClient, StoreClientSettings
@@ -73,6 +74,7 @@ class PoolPlace:
         self._stack = contextlib.ExitStack()
         self.namespace = f"mooncake-bench-{os.urandom(8).hex()}"
         self._own = options.master is None
+        self._knowing: StoreClient | None = None
         self._memories: dict[str, tuple[NDArray[np.uint8], Region]] = {}
         try:
             self._open()
@@ -86,7 +88,11 @@ class PoolPlace:
         if options.master is None:
             cluster = self._stack.enter_context(local_cluster(options.nodes, str(options.dram), options.metadata))
             address, secret = cluster.master, cluster.secret.encode()
-        self.client = self._stack.enter_context(StoreClient(address, name="mooncake-bench", secret=secret))
+        # It asks the master whatever it does.
+        self.client = self._stack.enter_context(
+            StoreClient(address, name="mooncake-bench", secret=secret, locations_max=0)
+        )
+        self._secret = secret
         self.engine = self.client.engine
         self._link = MasterLink(address, secret)
         self._stack.callback(self._link.close)
@@ -111,6 +117,16 @@ class PoolPlace:
         """End the client, and the pool if it was started here."""
         self._stack.close()
         self._memories.clear()
+
+    def client_of(self, located: str) -> StoreClient:
+        """Return the client for gets of this kind, see `LOCATED`."""
+        if located == LOCATED[0]:
+            return self.client
+        if self._knowing is None:
+            self._knowing = self._stack.enter_context(
+                StoreClient(self.address, name="mooncake-bench known", secret=self._secret, engine=self.engine)
+            )
+        return self._knowing
 
     # ---------------------------------------------------------------- facts
 

@@ -34,6 +34,7 @@ from moonpool.bench.pool.peers.base import moving_of
 from moonpool.bench.pool.peers.command import compare_pools
 from moonpool.bench.pool.place import PoolPlace
 from moonpool.bench.pool.work import (
+    LOCATED,
     MEMORIES,
     OPS,
     REPLICAS_MAX,
@@ -95,6 +96,13 @@ _COMPARED: Final = ((4 << 10, 128), (1 << 20, 32), (16 << 20, 1))
     default="registered",
     show_default=True,
     help="A region of the client's engine, as KV caches are, or a buffer for each chunk, which is copied once more.",
+)
+@click.option(
+    "--located",
+    type=Choices("name", LOCATED),
+    default="asked",
+    show_default=True,
+    help="How a get learns where chunks are: it has the master asked each time, or an earlier one has under its lease.",
 )
 @click.option(
     "--footprint",
@@ -176,6 +184,7 @@ def _plan(given: dict[str, Any]) -> tuple[list[StoreWork], StoreOptions]:
     works = StoreSweep(
         given["op"],
         given["memory"],
+        given["located"],
         given["replicas"],
         given["threads"],
         given["block_size"],
@@ -271,6 +280,7 @@ def _last(result: StoreResult) -> str:
 def _parameters(works: Sequence[StoreWork], options: StoreOptions) -> dict[str, Any]:
     values: dict[str, list[Any]] = {
         "memory": [work.memory for work in works],
+        "located": [work.located for work in works if work.op == "get"] or ["asked"],
         "replicas": [work.replicas for work in works],
         "threads": [work.threads for work in works],
         "footprint": [format_bytes(work.footprint_bytes) for work in works],

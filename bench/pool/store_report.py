@@ -25,6 +25,7 @@ ok: every byte was checked after every window: of gets where it has come, of put
 _COLUMNS: Final[tuple[Column[StoreResult], ...]] = (
     Column("op", lambda row: row.store.op, left=True, grouped=True),
     Column("memory", lambda row: row.store.memory, varies=lambda row: row.store.memory, left=True, grouped=True),
+    Column("located", lambda row: row.store.located, varies=lambda row: row.store.located, left=True, grouped=True),
     Column("replicas", lambda row: str(row.store.replicas), varies=lambda row: row.store.replicas),
     Column("thr", lambda row: str(row.store.threads), varies=lambda row: row.store.threads),
     Column("chunk", lambda row: format_bytes(row.store.block_bytes)),
@@ -83,6 +84,7 @@ def _row(result: StoreResult) -> dict[str, Any]:
         "replicas": work.replicas,
         "threads": work.threads,
         "memory": work.memory,
+        "located": work.located,
         "path": result.path,
         "gbytes_per_s": rounded(result.gbytes_per_s),
         "chunks_per_s": rounded(result.ops_per_s),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
+from moonpool._index import extent_bytes
 from moonpool.bench.results import RowResult
 from moonpool.bench.sweep import footprint_of
 from moonpool.bench.work import Work
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from moonpool.address import Address
 
 __all__ = [
+    "LOCATED",
     "MEMORIES",
     "OPS",
     "REPLICAS_MAX",
@@ -33,6 +35,8 @@ __all__ = [
 OPS: Final = ("put", "get")
 #: ``registered``: a region of the client's engine and arrays; ``buffers``: a buffer for each chunk.
 MEMORIES: Final = ("registered", "buffers")
+#: How a get learns where chunks are: it asks the master each time, or an earlier one has asked under the same lease.
+LOCATED: Final = ("asked", "known")
 STORES: Final = ("memory", "sqlite")
 REPLICAS_MAX: Final = 8
 
@@ -48,6 +52,7 @@ class StoreWork:
         replicas: copies of each chunk.
         threads: user threads of the one client, each with its own part of the chunks.
         memory: one of `MEMORIES`.
+        located: one of `LOCATED`; of a put the first.
         footprint_bytes: payload of all chunks.
     """
 
@@ -57,6 +62,7 @@ class StoreWork:
     replicas: int
     threads: int
     memory: str
+    located: str
     footprint_bytes: int
 
     @cached_property
@@ -73,6 +79,8 @@ class StoreWork:
             text += f", {self.replicas} replicas"
         if self.threads > 1:
             text += f", {self.threads} threads"
+        if self.located != LOCATED[0]:
+            text += f", {self.located}"
         return text if self.memory == "registered" else f"{text}, {self.memory}"
 
 
@@ -114,6 +122,7 @@ class StoreSweep:
 
     ops: Sequence[str]
     memories: Sequence[str]
+    located: Sequence[str]
     replicas: Sequence[int]
     threads: Sequence[int]
     block_bytes: Sequence[int]
@@ -129,17 +138,21 @@ class StoreSweep:
         return [
             self._work(*values)
             for values in itertools.product(
-                self.ops, self.memories, self.replicas, self.threads, self.block_bytes, self.batches
+                self.ops, self.memories, self.located, self.replicas, self.threads, self.block_bytes, self.batches
             )
+            if values[0] == "get" or values[2] == self.located[0]  # a put always asks
         ]
 
-    def _work(self, op: str, memory: str, replicas: int, threads: int, block_bytes: int, batch: int) -> StoreWork:
+    def _work(
+        self, op: str, memory: str, located: str, replicas: int, threads: int, block_bytes: int, batch: int
+    ) -> StoreWork:
         footprint = footprint_of(self.footprint_bytes, block_bytes, batch, threads, "chunk")
-        return StoreWork(op, block_bytes, batch, replicas, threads, memory, footprint)
+        located = located if op == "get" else LOCATED[0]
+        return StoreWork(op, block_bytes, batch, replicas, threads, memory, located, footprint)
 
 
-#: Of the header of an extent, and of what is lost by rounding to a multiple of 64 bytes.
-_PER_EXTENT: Final = 128
+#: What is lost by rounding the size of an extent to a multiple of 64 bytes.
+_PER_EXTENT: Final = 64
 #: Chunks that were removed keep their room for as long as a lease, and no eviction may come into a window.
 _ROOM: Final = 2.5
 _SPARE_BYTES: Final = 64 << 20
@@ -156,7 +169,7 @@ def dram_needed_by(works: Sequence[Work]) -> int:
 
 
 def _taken(work: Work) -> int:
-    return work.blocks * (work.block_bytes + _PER_EXTENT)
+    return work.blocks * (extent_bytes(work.block_bytes) + _PER_EXTENT)
 
 
 def _lent(most: int, nodes: int) -> int:

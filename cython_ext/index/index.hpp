@@ -37,6 +37,9 @@ namespace moonpool::index {
 
 constexpr size_t kExtentBytes = 32;
 constexpr uint64_t kHeaderBytes = 64;
+// As the digest of the transfer engine has them.
+constexpr uint64_t kLeafBytes = uint64_t{256} << 10;
+constexpr uint64_t kLeafDigestBytes = 8;
 constexpr uint64_t kEpochMax = (1u << 24) - 1;
 
 // As in proto/pool.proto.
@@ -54,8 +57,13 @@ enum class ItemStatus : uint8_t {
   kInUse,
 };
 
-// What an extent takes, with its header.
-constexpr uint64_t units_of(uint64_t payload) { return (kHeaderBytes + payload + kUnit - 1) / kUnit; }
+// What an extent takes: header, payload, and the digests of its leaves where it has more than one. The payload is at
+// most that of a segment.
+constexpr uint64_t extent_bytes(uint64_t payload) {
+  const uint64_t leaves = (payload + kLeafBytes - 1) / kLeafBytes;
+  return kHeaderBytes + payload + (leaves > 1 ? leaves * kLeafDigestBytes : 0);
+}
+constexpr uint64_t units_of(uint64_t payload) { return (extent_bytes(payload) + kUnit - 1) / kUnit; }
 
 // Of a call as a whole.
 enum class Outcome : uint8_t { kOk, kNoMemory, kUnknownSegment, kLostSegment, kTooSmall, kTooManySegments, kDamaged };

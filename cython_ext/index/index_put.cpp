@@ -73,7 +73,7 @@ ItemStatus ChunkIndex::start_one(const StartCall &call, size_t i, uint32_t *slot
                                  uint8_t *extents) {
   const uint64_t length = load_u64(call.lengths + (call.one_length ? 0 : i * 8));
   if (length == 0 || call.shard >= call.shards) return ItemStatus::kInvalid;
-  if (length > kUnitsMax * kUnit - kHeaderBytes) return ItemStatus::kTooLarge;
+  if (length > kUnitsMax * kUnit || units_of(length) > kUnitsMax) return ItemStatus::kTooLarge;
   if (*slot != kNone) {
     Chunk &chunk = chunks_[*slot];
     if (chunk.shards != call.shards) return chunk.committed > 0 ? ItemStatus::kConflict : ItemStatus::kWriting;

@@ -48,7 +48,7 @@ std::string ChunkIndex::check_chunk(uint32_t slot) const {
       if (segments_.lost(place)) continue;
       const Allocator &space = segments_[place.segment].space;
       if (space.slot(place.piece) != slot) return "an extent is not of its chunk";
-      if (space.units(place.piece) * kUnit < shard.length + kHeaderBytes) return "an extent is too small";
+      if (space.units(place.piece) < units_of(shard.length)) return "an extent is too small";
     }
   }
   if (committed != chunk.committed && chunk.state == ChunkState::kLive) return "the count of shards is wrong";

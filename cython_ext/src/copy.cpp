@@ -5,6 +5,8 @@
 
 #include "copy_avx2.hpp"
 #include "digest.hpp"
+#include "moonpool/engine.h"
+#include "ranges.hpp"
 
 namespace moonpool {
 
@@ -49,3 +51,19 @@ uint64_t copy_leaf(void *to, const void *from, size_t nbytes, bool streaming) {
 }
 
 }  // namespace moonpool
+
+extern "C" mp_status mp_copy_batch(void *target, uint64_t target_bytes, const int64_t *target_offsets,
+                                   size_t target_offsets_stride, const void *source, uint64_t source_bytes,
+                                   const int64_t *source_offsets, size_t source_offsets_stride, const int64_t *lengths,
+                                   size_t lengths_stride, size_t count, size_t *bad) {
+  using namespace moonpool;
+  const Ranges to{target_offsets, target_offsets_stride, lengths, lengths_stride, count};
+  const Ranges from{source_offsets, source_offsets_stride, lengths, lengths_stride, count};
+  if (!to.inside(target_bytes, bad) || !from.inside(source_bytes, bad)) return MP_OUT_OF_RANGE;
+  auto *out = static_cast<uint8_t *>(target);
+  const auto *in = static_cast<const uint8_t *>(source);
+  for (size_t i = 0; i < count; ++i) {
+    copy_bytes(out + to.offset(i), in + from.offset(i), to.length(i), to.length(i) >= kStreamingBytes);
+  }
+  return MP_OK;
+}

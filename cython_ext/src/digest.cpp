@@ -2,12 +2,14 @@
 #include "digest.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
 #include "copy_avx2.hpp"
+#include "ranges.hpp"
 
 namespace moonpool {
 
@@ -21,8 +23,11 @@ uint64_t leaf_digest(const void *data, size_t nbytes) {
   return XXH3_64bits(data, nbytes);
 }
 
-uint64_t combine_leaves(const uint64_t *leaves, size_t count) {
-  return count == 1 ? leaves[0] : XXH3_64bits(leaves, count * sizeof *leaves);
+uint64_t combine_leaves(const void *leaves, size_t count) {
+  uint64_t first = 0;
+  if (count != 1) return XXH3_64bits(leaves, count * sizeof first);
+  std::memcpy(&first, leaves, sizeof first);
+  return first;
 }
 
 }  // namespace moonpool
@@ -42,17 +47,27 @@ extern "C" uint64_t mp_digest(const void *data, uint64_t nbytes) {
 extern "C" mp_status mp_digest_batch(const void *memory, uint64_t nbytes, const int64_t *offsets, size_t offsets_stride,
                                      const int64_t *lengths, size_t lengths_stride, size_t count, uint64_t *digests,
                                      size_t *bad) {
+  using namespace moonpool;
+  const Ranges ranges{offsets, offsets_stride, lengths, lengths_stride, count};
+  if (!ranges.inside(nbytes, bad)) return MP_OUT_OF_RANGE;
+  const auto *bytes = static_cast<const uint8_t *>(memory);
+  for (size_t i = 0; i < count; ++i) digests[i] = mp_digest(bytes + ranges.offset(i), ranges.length(i));
+  return MP_OK;
+}
+
+extern "C" mp_status mp_combine_batch(const void *memory, uint64_t nbytes, const int64_t *offsets,
+                                      size_t offsets_stride, const int64_t *lengths, size_t lengths_stride,
+                                      size_t count, uint64_t *digests, size_t *bad) {
+  using namespace moonpool;
+  const Ranges ranges{offsets, offsets_stride, lengths, lengths_stride, count};
+  if (!ranges.inside(nbytes, bad)) return MP_OUT_OF_RANGE;
   for (size_t i = 0; i < count; ++i) {
-    const int64_t offset = offsets[i * offsets_stride], length = lengths[i * lengths_stride];
-    if (offset < 0 || length < 0 || static_cast<uint64_t>(offset) > nbytes ||
-        static_cast<uint64_t>(length) > nbytes - static_cast<uint64_t>(offset)) {
-      *bad = i;
-      return MP_OUT_OF_RANGE;
-    }
+    *bad = i;
+    if (ranges.length(i) == 0 || ranges.length(i) % sizeof *digests != 0) return MP_INVALID_ARGUMENT;
   }
   const auto *bytes = static_cast<const uint8_t *>(memory);
   for (size_t i = 0; i < count; ++i) {
-    digests[i] = mp_digest(bytes + offsets[i * offsets_stride], static_cast<uint64_t>(lengths[i * lengths_stride]));
+    digests[i] = combine_leaves(bytes + ranges.offset(i), ranges.length(i) / sizeof *digests);
   }
   return MP_OK;
 }

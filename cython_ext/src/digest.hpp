@@ -12,7 +12,7 @@ namespace moonpool {
 constexpr uint64_t kDigestLeafBytes = MP_DIGEST_LEAF_BYTES;
 
 uint64_t leaf_digest(const void *data, size_t nbytes);
-// Combines the leaves of one item. One leaf is its own digest.
-uint64_t combine_leaves(const uint64_t *leaves, size_t count);
+// Combines the digests of the leaves of one item, at any address. One leaf is its own digest.
+uint64_t combine_leaves(const void *leaves, size_t count);
 
 }  // namespace moonpool

@@ -4,6 +4,7 @@
 #include "digest.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 
 #include "support.hpp"
@@ -90,6 +91,31 @@ TEST(Digest, ABatchWithARangeOutsideIsRefusedAsAWhole) {
     EXPECT_EQ(bad, 1u);
     EXPECT_EQ(digests[0], 7u);
   }
+}
+
+TEST(Digest, WholesFromTheDigestsOfTheirLeaves) {
+  const Bytes data = random_data(3 * kDigestLeafBytes + 17, 11);
+  // One byte before, so that none of them is aligned.
+  Bytes table(1 + 4 * sizeof(uint64_t));
+  for (size_t i = 0; i < 4; ++i) {
+    const uint64_t leaf =
+        mp_digest(data.data() + i * kDigestLeafBytes, i < 3 ? kDigestLeafBytes : data.size() - 3 * kDigestLeafBytes);
+    std::memcpy(table.data() + 1 + i * sizeof leaf, &leaf, sizeof leaf);
+  }
+  const int64_t offsets[] = {1, 9}, lengths[] = {32, 8};
+  uint64_t digests[2];
+  size_t bad = 99;
+  ASSERT_EQ(mp_combine_batch(table.data(), table.size(), offsets, 1, lengths, 1, 2, digests, &bad), MP_OK);
+  EXPECT_EQ(digests[0], mp_digest(data.data(), data.size()));
+  EXPECT_EQ(digests[1], mp_digest(data.data() + kDigestLeafBytes, kDigestLeafBytes));
+  for (const int64_t length : {int64_t{0}, int64_t{7}, int64_t{12}}) {
+    const int64_t wrong[] = {8, length};
+    EXPECT_EQ(mp_combine_batch(table.data(), table.size(), offsets, 1, wrong, 1, 2, digests, &bad),
+              MP_INVALID_ARGUMENT);
+    EXPECT_EQ(bad, 1u);
+  }
+  const int64_t outside = 40;
+  EXPECT_EQ(mp_combine_batch(table.data(), table.size(), offsets, 1, &outside, 0, 2, digests, &bad), MP_OUT_OF_RANGE);
 }
 
 TEST(Digest, AnyFlippedByteChangesIt) {

@@ -38,6 +38,7 @@ KEYS = {
     "replicas": int,
     "threads": int,
     "memory": str,
+    "located": str,
     "path": str,
     "gbytes_per_s": float,
     "chunks_per_s": float,
@@ -82,6 +83,17 @@ def test_the_json_form_is_the_documented_one(bench: Bench) -> None:
     assert {(row["op"], row["replicas"], row["memory"]) for row in rows} == {
         (op, replicas, memory) for op in ("put", "get") for replicas in (1, 2) for memory in ("registered", "buffers")
     }
+
+
+def test_gets_that_ask_and_gets_that_know_are_rows_of_their_own(bench: Bench) -> None:
+    done = bench(
+        "store", *ONE_ROW.split(), "--op", "put,get", "--block-size", "4KiB", "--footprint", "64KiB",
+        "--located", "asked,known", "--json", "-", environ=SHORT_LEASE,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = json.loads(done.stdout)["rows"]
+    assert [(row["op"], row["located"]) for row in rows] == [("put", "asked"), ("get", "asked"), ("get", "known")]
+    assert all(row["verified"] for row in rows)
 
 
 def test_every_key_is_documented() -> None:

@@ -112,4 +112,6 @@ class Lru:
 
 
 def size_of(length: int) -> int:
-    return (HEADER_BYTES + length + 63) // 64 * 64
+    leaves = -(-length // (256 << 10))
+    table = 8 * leaves if leaves > 1 else 0
+    return (HEADER_BYTES + length + table + 63) // 64 * 64

@@ -28,7 +28,11 @@ def slow_engine(secret: str, seconds: float) -> FaultyEngine:
 
 def test_late_bytes_are_a_miss(shared_cluster: LocalCluster, namespace: str) -> None:
     hash_ = key(namespace)
-    with slow_engine(shared_cluster.secret, 0.0) as engine, shared_cluster.client(engine=engine) as client:
+    with (
+        slow_engine(shared_cluster.secret, 0.0) as engine,
+        # Otherwise the lease of an earlier get would do.
+        shared_cluster.client(engine=engine, locations_max=0) as client,
+    ):
         client.put(namespace, [hash_], [content(hash_, 10_000)]).require()
         assert client.get(namespace, [hash_], lease=5.0).ok
         engine.set_faults(Faults(delay=1.0, delay_seconds=4 * LEASE))

@@ -124,12 +124,15 @@ def test_a_range_reads_the_copy_that_is_good(client: StoreClient, namespace: str
         assert client.get(namespace, [hash_], ranges=(9_000, 500))[0] == value[9_000:9_500]
 
 
-def test_a_range_of_a_chunk_larger_than_staging_names_the_setting(shared_cluster: LocalCluster, namespace: str) -> None:
+def test_a_range_whose_leaves_are_larger_than_staging_names_the_setting(
+    shared_cluster: LocalCluster, namespace: str
+) -> None:
     with shared_cluster.client(staging_bytes="1MiB") as client:
-        hashes = keys(2, namespace)
-        values = [content(hashes[0], SIZE), content(hashes[1], SIZE - 64)]
-        client.put(namespace, hashes, values).require()
-        found = client.get(namespace, hashes, ranges=(5, 100))
-        assert list(found) == [None, values[1][5:105]]
+        hash_, size = key(namespace), 8 << 20
+        value = content(hash_, size)
+        client.put(namespace, [hash_], [value]).require()
+        assert client.get(namespace, [hash_], ranges=(5, 100))[0] == value[5:105]
+        found = client.get(namespace, [hash_] * 2, ranges=([0, 5], [1 << 20, 100]))
+        assert list(found) == [None, value[5:105]]
         assert isinstance(found.errors[0], ChunkTooLargeError)
         assert "staging_bytes" in str(found.errors[0])

@@ -70,6 +70,36 @@ def test_offsets_in_any_form(pair: Pair, form: str) -> None:
     assert bytes(pair.local) == bytes(expected)
 
 
+def test_items_of_several_local_regions(pair: Pair) -> None:
+    fill(pair.region)
+    other = pair.client.allocate(1 << 16)
+    both = [pair.local, other]
+    pair.client.read(pair.peer, (both, np.array([0, 1, 1])), pair.remote, [0, 0, 500], [10, 20, 30], 100).wait()
+    assert bytes(pair.local)[:100] == pattern(1 << 16)[10:110]
+    assert bytes(other)[:100] == pattern(1 << 16)[20:120]
+    assert bytes(other)[500:600] == pattern(1 << 16)[30:130]
+    plan = pair.client.prepare(pair.peer, (both, [1, 0]), pair.remote, 0, [1000, 2000], 50)
+    pair.client.post(plan, op="write").wait()
+    assert bytes(pair.region)[1000:1050] == bytes(other)[:50]
+    assert bytes(pair.region)[2000:2050] == bytes(pair.local)[:50]
+    other.release()
+    transfer = pair.client.read(pair.peer, (both, [0, 1]), pair.remote, 0, [300, 400], 10)
+    with pytest.raises(BatchError):
+        transfer.wait()
+    assert list(transfer.statuses) == [Status.OK, Status.REGION_RELEASED]
+    for wrong, error in (
+        ((both, [0, 2]), InvalidArgumentError),
+        ((both, [0, -1]), InvalidArgumentError),
+        ((both, [0, 1, 0]), InvalidArgumentError),
+        ((both,), ArgumentTypeError),
+        (([], []), ArgumentTypeError),
+        ((both, None), ArgumentTypeError),
+        (((pair.local, "x"), [0, 1]), ArgumentTypeError),
+    ):
+        with pytest.raises(error):
+            pair.client.read(pair.peer, wrong, pair.remote, 0, [300, 400], 10)
+
+
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8])
 def test_bytes_as_offsets(pair: Pair, dtype: Any) -> None:
     fill(pair.region)

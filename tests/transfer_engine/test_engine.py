@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import re
 import socket
 import threading
@@ -14,6 +15,7 @@ from engine_testing.fixtures import OpenEngine, Pair
 from engine_testing.leaks import nothing_left_behind, sockets
 
 from moonpool.transfer_engine import (
+    LEAF_BYTES,
     AddressError,
     ArgumentTypeError,
     ClosedError,
@@ -23,6 +25,8 @@ from moonpool.transfer_engine import (
     OutOfRangeError,
     TransferEngine,
     TransportInfo,
+    combine_batch,
+    copy_batch,
     digest,
     digest_batch,
     probe,
@@ -257,6 +261,49 @@ def test_digests_of_many_ranges_in_one_call() -> None:
         digest_batch(data, [0, 1], [1, 2, 3])
     with pytest.raises(ArgumentTypeError):
         digest_batch("text", 0, 1)
+
+
+def test_digests_of_wholes_from_those_of_their_leaves() -> None:
+    data = random.Random(3).randbytes(5 * LEAF_BYTES + 1)
+    starts = list(range(0, len(data), LEAF_BYTES))
+    leaves = digest_batch(data, starts, [min(LEAF_BYTES, len(data) - at) for at in starts])
+    wholes = [(0, 6), (0, 1), (1, 2), (5, 1)]
+    table = b"x" + leaves
+    found = combine_batch(table, [1 + 8 * first for first, _ in wholes], [8 * count for _, count in wholes])
+    assert list(memoryview(found).cast("Q")) == [
+        digest(data[first * LEAF_BYTES : (first + count) * LEAF_BYTES]) for first, count in wholes
+    ]
+    assert combine_batch(leaves, [], []) == b""
+    for wrong in (0, 4, 12):
+        with pytest.raises(InvalidArgumentError, match="item 1"):
+            combine_batch(leaves, [0, 8], [8, wrong])
+    with pytest.raises(OutOfRangeError, match="item 0"):
+        combine_batch(leaves, 8, len(leaves))
+
+
+def test_copies_of_many_ranges_in_one_call(open_engine: OpenEngine) -> None:
+    source = random.Random(4).randbytes(300_000)
+    region = open_engine().allocate(200_000)
+    copy_batch(region, [0, 150_001, 7], source, [9, 200_000, 3], [5, 49_999, 0])
+    got = bytes(region)
+    assert got[:5] == source[9:14]
+    assert got[150_001:] == source[200_000:249_999]
+    assert not any(got[5:150_001])
+    target = bytearray(100)
+    copy_batch(target, 1, source, 2, 99)
+    assert bytes(target) == b"\0" + source[2:101]
+    for offsets, name in (([0, 2], "target"), ([0, -1], "negative"), ([0, 2**63], "huge")):
+        with pytest.raises(OutOfRangeError, match="item 1"):
+            copy_batch(target, offsets, source, 0, 99)
+        assert target[0] == 0, name
+    with pytest.raises(OutOfRangeError, match="item 0"):
+        copy_batch(target, 0, source, len(source), 1)
+    with pytest.raises(InvalidArgumentError, match="read-only"):
+        copy_batch(source, 0, source, 0, 1)
+    with pytest.raises(InvalidArgumentError):
+        copy_batch(target, [0, 1], source, [1, 2, 3], 1)
+    with pytest.raises(ArgumentTypeError):
+        copy_batch("text", 0, source, 0, 1)
 
 
 def test_digest_of_any_contiguous_buffer() -> None:

@@ -310,6 +310,17 @@ MP_API uint64_t mp_digest(const void *data, uint64_t nbytes);
 MP_API mp_status mp_digest_batch(const void *memory, uint64_t nbytes, const int64_t *offsets, size_t offsets_stride,
                                  const int64_t *lengths, size_t lengths_stride, size_t count, uint64_t *digests,
                                  size_t *bad);
+/* The digests of `count` wholes whose leaves have the digests that lie in these ranges of `memory`, 8 bytes each, at
+ * any address. Further as mp_digest_batch. MP_INVALID_ARGUMENT: the range *bad is not 8, 16, 24, ... bytes. */
+MP_API mp_status mp_combine_batch(const void *memory, uint64_t nbytes, const int64_t *offsets, size_t offsets_stride,
+                                  const int64_t *lengths, size_t lengths_stride, size_t count, uint64_t *digests,
+                                  size_t *bad);
+/* Copies `count` ranges of the `source_bytes` bytes at `source` to `target`. Strides as in mp_digest_batch.
+ * MP_OUT_OF_RANGE: the range *bad is not inside both, and nothing was copied. Ranges may overlap. */
+MP_API mp_status mp_copy_batch(void *target, uint64_t target_bytes, const int64_t *target_offsets,
+                               size_t target_offsets_stride, const void *source, uint64_t source_bytes,
+                               const int64_t *source_offsets, size_t source_offsets_stride, const int64_t *lengths,
+                               size_t lengths_stride, size_t count, size_t *bad);
 
 /* ---------------------------------------------------------------- notifications */
 
