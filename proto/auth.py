@@ -237,7 +237,8 @@ class _AioSigningChannel(_SigningCalls, grpc.aio.Channel):
 # Messages are bounded by the master's settings.
 _OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
+    # This is how long an attempt to connect may take: a host that is busy answers late, and TLS takes its time.
+    ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),

@@ -26,7 +26,7 @@ def test_a_put_under_a_committed_key(cluster: LocalCluster) -> None:
         client.put("m4", [key(4)], [b"abc"]).require()
         again = client.put("m4", [key(4), key(5)], [b"abc", b"new"])
         assert again.outcomes == bytes([Outcome.ALREADY, Outcome.OK])
-        for other, options in ((b"abcd", {}), (b"abd", {"verify": True})):
+        for other, options in ((b"abcd", {}), (b"xbc", {"verify": True})):
             with pytest.raises(ChunkConflictError):
                 client.put("m4", [key(4)], [other], **options).require()
         assert client.get("m4", [key(4)])[0] == b"abc"
