@@ -14,7 +14,7 @@ from rich.console import Console
 
 from moonpool.bench import jsonform
 from moonpool.bench.environment import describe_run
-from moonpool.bench.errors import ExitStatus
+from moonpool.bench.errors import ExitStatus, VerificationError
 from moonpool.bench.plot import plot
 from moonpool.bench.report import print_report, work_text
 from moonpool.bench.results import RowResult
@@ -139,7 +139,7 @@ class Ending:
 
     def status(self, *, verified: bool) -> ExitStatus:
         """Return the exit status: wrong bytes come before everything else."""
-        if not verified:
+        if not verified or isinstance(self._failure, VerificationError):
             return ExitStatus.NOT_VERIFIED
         if self.interrupted:
             return ExitStatus.INTERRUPTED

@@ -131,8 +131,9 @@ class _Due:
 
     def __init__(self, trace: Trace, speed: float) -> None:
         self._requests = trace.requests
-        first = trace.times_ms[0] if trace.times_ms else 0.0
-        self._due = [(time_ms - first) / 1000 / speed for time_ms in trace.times_ms]
+        # The order of the lines is that of the requests: who comes later is not due earlier.
+        times_ms = np.maximum.accumulate(trace.times_ms)
+        self._due: list[float] = ((times_ms - times_ms[0]) / 1000 / speed).tolist()
         self._next = 0
         self._lock = threading.Lock()
         self.stop = threading.Event()

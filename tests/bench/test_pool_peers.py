@@ -21,7 +21,11 @@ from bench_testing import Terminal
 from click.testing import CliRunner
 
 from moonpool.bench import commands
-from moonpool.bench.errors import ExitStatus
+from moonpool.bench.contender import Contending, Measured
+from moonpool.bench.errors import ExitStatus, VerificationError
+from moonpool.bench.measure import Percentiles, Window
+from moonpool.bench.pool.peers import command
+from moonpool.bench.work import Work
 
 Bench = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -48,6 +52,25 @@ KEYS = {
     "complaints",
     "failure",
 }
+
+
+class Fake(Contending):
+    """Has no pool at all."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.version = "1.2.3"
+
+    def open(self, work: Work, window: int) -> None:
+        pass
+
+    def close_row(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    kill = close
 
 
 @pytest.fixture
@@ -133,6 +156,33 @@ def test_wrong_answers_of_others_are_shown(bench: Bench, stand_in: dict[str, str
     done = bench(*arguments, environ={**stand_in, "STAND_IN": "exist"})
     assert done.returncode == 0
     assert "NOT VERIFIED: mooncake: exists of 10, 2 threads: round 1, a chunk that was put was not there" in done.stdout
+
+
+def test_damage_that_the_own_client_finds_is_status_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Damaged(Fake):
+        def measure(self, window: int, warmup: float, duration: float) -> Measured:
+            raise VerificationError("a get found damage")
+
+    monkeypatch.setattr(command, "PoolContender", lambda name, peers: Damaged(name))
+    result = CliRunner().invoke(commands.cli, [*MOVED.split(), "--backends", "moonpool"])
+    assert result.exit_code == ExitStatus.NOT_VERIFIED
+    assert "a get found damage" in result.output
+
+
+def test_windows_of_a_round_come_in_turning_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+
+    class Logged(Fake):
+        def measure(self, window: int, warmup: float, duration: float) -> Measured:
+            log.append(self.name)
+            return Measured(Window(1.0, 10, 10**9 * (1 + (self.name == "moonpool")), Percentiles(1.0, 2.0, 3.0)))
+
+    monkeypatch.setattr(command, "PoolContender", lambda name, peers: Logged(name))
+    arguments = [*MOVED.split(), "--op", "get", "--backends", "moonpool,mooncake"]
+    result = CliRunner().invoke(commands.cli, arguments)
+    assert result.exit_code == 0, result.output
+    assert log == ["moonpool", "mooncake", "mooncake", "moonpool"]
+    assert "moonpool / mooncake: at least 2.00 (get 4KiB × 4)" in result.output
 
 
 def descendants(pid: int) -> list[int]:

@@ -22,6 +22,7 @@ from moonpool.bench.replay import live, live_report
 from moonpool.bench.replay.hashes import content_of, hashes_of
 from moonpool.bench.replay.live import Served, Totals
 from moonpool.bench.replay.simulate import POLICIES
+from moonpool.bench.replay.trace import Trace
 from moonpool.store_client.errors import NoSpaceError
 
 KEYS = {
@@ -114,6 +115,12 @@ def test_requests_come_at_their_time(tmp_path: Path) -> None:
     document = json.loads(result.stdout)
     assert document["seconds"] >= 0.6
     assert document["hits"] == 3
+
+
+def test_who_comes_later_in_the_file_is_not_due_earlier() -> None:
+    trace = Trace([[0], [1], [2]], [7, 8, 9], [2000.0, 1000.0, 4000.0])
+    due = live._Due(trace, 1000.0)
+    assert [due.next() for _ in range(4)] == [(0.0, [0]), (0.0, [1]), (0.002, [2]), None]
 
 
 def test_wrong_bytes_are_status_1(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

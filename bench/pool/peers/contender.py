@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from moonpool.bench.contender import Contending, Measured, last_words
-from moonpool.bench.errors import BenchError
+from moonpool.bench.errors import BenchError, VerificationError
 from moonpool.bench.initiating import window_from_json
 from moonpool.bench.pool.peers import backend_of
 from moonpool.bench.targets import SpawnedTarget
@@ -104,6 +104,8 @@ class PoolContender(Contending):
         try:
             return self._client.call(name, self._patience, **arguments)
         except MoonpoolError as error:
-            failure = BenchError(last_words(error, [self._client], self._log), hint=error.hint)
+            # What a client itself calls damage is wrong bytes, like those that the benchmark finds.
+            kind = VerificationError if error.code == VerificationError.default_code else BenchError
+            failure = kind(last_words(error, [self._client], self._log), hint=error.hint)
             self.kill()
             raise failure from error
