@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from moonpool._index import extent_bytes
+import numpy as np
+
 from moonpool.bench.results import RowResult
 from moonpool.bench.sweep import footprint_of
 from moonpool.bench.work import Work
+from moonpool.store_client.leaves import table_bytes
 from moonpool.units import format_bytes
 
 if TYPE_CHECKING:
@@ -150,8 +152,8 @@ class StoreSweep:
         return StoreWork(op, block_bytes, batch, replicas, threads, memory, located, footprint)
 
 
-#: What is lost by rounding the size of an extent to a multiple of 64 bytes.
-_PER_EXTENT: Final = 64
+#: Of the header of an extent, and of what is lost by rounding to a multiple of 64 bytes.
+_PER_EXTENT: Final = 128
 #: Chunks that were removed keep their room for as long as a lease, and no eviction may come into a window.
 _ROOM: Final = 2.5
 _SPARE_BYTES: Final = 64 << 20
@@ -159,8 +161,10 @@ _SPARE_BYTES: Final = 64 << 20
 
 def dram_needed(works: Sequence[StoreWork], nodes: int) -> int:
     """Return the bytes that each of `nodes` has to lend so that no row runs out of room."""
+    lengths = np.array([work.block_bytes for work in works], dtype=np.int64)
+    extents = (lengths + table_bytes(lengths) + _PER_EXTENT).tolist()
     most = max(
-        (work.footprint_bytes // work.block_bytes) * (extent_bytes(work.block_bytes) + _PER_EXTENT) * work.replicas
-        for work in works
+        (work.footprint_bytes // work.block_bytes) * extent * work.replicas
+        for work, extent in zip(works, extents, strict=True)
     )
     return -(-(int(most * _ROOM) // nodes + _SPARE_BYTES) // (2 << 20)) * (2 << 20)
