@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import numpy as np
@@ -131,6 +132,27 @@ def test_a_range_is_read_from_the_copy_whose_table_is_good() -> None:
         spoil(client, locate(client, "a", [hash_])[0, 0], HEADER_BYTES + size + 2 * 8)
         for _ in range(4):
             assert client.get("a", [hash_], ranges=(2 * LEAF, 64))[0] == value[2 * LEAF : 2 * LEAF + 64]
+
+
+@pytest.mark.parametrize("registered", [False, True])
+def test_bytes_that_no_cpu_has_moved_are_verified_here(monkeypatch: pytest.MonkeyPatch, registered: bool) -> None:
+    # As over RDMA: the engine computes no digests.
+    hashes, size = keys(4), 3 * LEAF + 500
+    values = [content(hash_, size) for hash_ in hashes]
+    with local_cluster(nodes=1, dram="32MiB") as cluster, cluster.client() as client:
+        target = client._core.segments.target
+        monkeypatch.setattr(
+            client._core.segments, "target", lambda *where: dataclasses.replace(target(*where), by_cpu=False)
+        )
+        put_all(client, "a", hashes, values, "registered" if registered else "buffers")
+        extents = locate(client, "a", hashes)[:, 0]
+        spoil(client, extents[0], HEADER_BYTES + LEAF + 5)
+        spoil(client, extents[1], HEADER_BYTES + size + 8)
+        assert list(client.get("a", hashes)) == [None, *values[1:]]  # the table is of no use to a whole chunk
+        for begin, good in ((0, [0, 2, 3]), (2 * LEAF - 50, [2, 3]), (3 * LEAF, [0, 2, 3])):
+            found = client.get("a", hashes, ranges=(begin, 100))
+            assert [i for i in range(4) if found[i] == values[i][begin : begin + 100]] == good
+            assert found.count(Outcome.CORRUPT) == 4 - len(good)
 
 
 def test_ranges_of_transfers_that_fail_are_no_bytes(shared_cluster: LocalCluster, namespace: str) -> None:
