@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import time
 
 import numpy as np
 import pytest
@@ -93,6 +94,26 @@ def test_a_range_costs_the_leaves_that_it_touches(client: StoreClient, namespace
     found = client.get(namespace, [hash_] * 2, ranges=([3 * LEAF - 10, 0], [20, LEAF]))
     assert list(found) == [value[3 * LEAF - 10 : 3 * LEAF + 10], value[:LEAF]]
     assert bytes_moved(client) - before == 3 * LEAF + 2 * (HEADER_BYTES + 16 * 8)
+
+
+def test_whole_leaves_go_straight_into_registered_memory(client: StoreClient, namespace: str) -> None:
+    size = 5 * LEAF + 123
+    hashes = keys(2, namespace)
+    values = [content(hash_, size) for hash_ in hashes]
+    client.put(namespace, hashes, values).require()
+    region = client.allocate(8 * LEAF)
+    starts, sizes = np.array([LEAF, 4 * LEAF, 0]), np.array([2 * LEAF, LEAF + 123, LEAF])
+    offsets, names = np.array([0, 2 * LEAF + 1, 4 * LEAF]), [hashes[0], hashes[1], hashes[1]]
+    staging = client._core.staging
+    held = staging.take(staging.nbytes - 1024, time.monotonic() + 10)
+    try:
+        found = client.get_into(namespace, names, (region, offsets, sizes), ranges=(starts, sizes))
+    finally:
+        staging.give_back(held)
+    found.require()
+    got = bytes(region)
+    for name, start, nbytes, offset in zip(names, starts.tolist(), sizes.tolist(), offsets.tolist(), strict=True):
+        assert got[offset : offset + nbytes] == values[hashes.index(name)][start : start + nbytes]
 
 
 @pytest.mark.parametrize("transports", ["auto", "tcp"])
