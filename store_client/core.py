@@ -367,7 +367,7 @@ class Core:
 
 def _settle_seconds(place: Place) -> float:
     # Memory of the caller must be quiet, staging can be left alone.
-    return _SETTLE_STAGED if place.joined else _SETTLE_OWN
+    return _SETTLE_STAGED if place.region is place.headers else _SETTLE_OWN
 
 
 def _by_segment(segments: npt.NDArray[np.uint32]) -> list[tuple[int, npt.NDArray[np.intp]]]:

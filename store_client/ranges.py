@@ -13,7 +13,7 @@ from moonpool.errors import MoonpoolError
 from moonpool.store_client.errors import ChunkRangeError, ChunkTooLargeError
 from moonpool.store_client.moves import Place
 from moonpool.store_client.packing import HEADER_BYTES
-from moonpool.store_client.values import Memory, Piece, header_room
+from moonpool.store_client.values import Memory, Piece, Registered, header_room
 from moonpool.transfer_engine import LEAF_BYTES
 from moonpool.units import format_bytes
 
@@ -25,7 +25,9 @@ __all__ = ["Ranges"]
 
 
 class Ranges(Memory):
-    """A part of each chunk, for destinations of whatever form. The leaves go through the staging area.
+    """A part of each chunk, for destinations of whatever form.
+
+    The leaves go through the staging area, unless all of a piece are whole ones for registered memory.
 
     Args:
         into: where the parts go.
@@ -79,21 +81,25 @@ class Ranges(Memory):
     def place(self, staging: StagingArea, items: npt.NDArray[np.intp], lengths: Int64s, deadline: float) -> Piece:
         """See `Memory`."""
         begins, ends = self._leaves(items, lengths)
+        rooms, spans = header_room(lengths), ends - begins
+        region, offsets, taken = staging.region, np.cumsum(spans) - spans, int(spans.sum())
+        whole = (begins == self._starts[items]) & (spans == self._sizes[items])
+        if isinstance(self._into, Registered) and whole.all():
+            region, offsets, taken = self._into.region, self._into.offsets[items], 0
         # Headers first: the tables behind them are read as numbers, so they begin at multiples of 8.
-        rooms = header_room(lengths)
-        spans = ends - begins
-        slice_ = staging.take(int(rooms.sum() + spans.sum()), deadline)
+        slice_ = staging.take(int(rooms.sum()) + taken, deadline)
         headers = slice_.offset + np.cumsum(rooms) - rooms
-        payloads = slice_.offset + int(rooms.sum()) + np.cumsum(spans) - spans
+        if taken:
+            offsets = offsets + slice_.offset + int(rooms.sum())
         tables = headers + HEADER_BYTES
-        place = Place(
-            staging.region, payloads, spans, staging.region, headers, tables, lengths, joined=False, starts=begins
-        )
+        place = Place(region, offsets, spans, staging.region, headers, tables, lengths, joined=False, starts=begins)
         return Piece(items, place, slice_)
 
     def deliver(self, staging: StagingArea, piece: Piece, rows: npt.NDArray[np.intp]) -> None:
         """See `Memory`."""
         place, items = piece.place, piece.items[rows]
+        if place.region is not staging.region:
+            return
         begins, _ = self._leaves(items, place.sizes[rows])
         self._into.accept(items, place.region, place.offsets[rows] + self._starts[items] - begins, self._sizes[items])
 

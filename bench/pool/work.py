@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from moonpool._index import extent_bytes
+import numpy as np
+
 from moonpool.bench.results import RowResult
 from moonpool.bench.sweep import footprint_of
 from moonpool.bench.work import Work
+from moonpool.store_client.leaves import table_bytes
 from moonpool.units import format_bytes
 
 if TYPE_CHECKING:
@@ -151,8 +153,8 @@ class StoreSweep:
         return StoreWork(op, block_bytes, batch, replicas, threads, memory, located, footprint)
 
 
-#: What is lost by rounding the size of an extent to a multiple of 64 bytes.
-_PER_EXTENT: Final = 64
+#: Of the header of an extent, and of what is lost by rounding to a multiple of 64 bytes.
+_PER_EXTENT: Final = 128
 #: Chunks that were removed keep their room for as long as a lease, and no eviction may come into a window.
 _ROOM: Final = 2.5
 _SPARE_BYTES: Final = 64 << 20
@@ -169,7 +171,8 @@ def dram_needed_by(works: Sequence[Work]) -> int:
 
 
 def _taken(work: Work) -> int:
-    return work.blocks * (extent_bytes(work.block_bytes) + _PER_EXTENT)
+    table = int(table_bytes(np.array([work.block_bytes], dtype=np.int64))[0])
+    return work.blocks * (work.block_bytes + table + _PER_EXTENT)
 
 
 def _lent(most: int, nodes: int) -> int:

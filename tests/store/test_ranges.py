@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
+import time
 
 import numpy as np
 import pytest
@@ -94,6 +96,26 @@ def test_a_range_costs_the_leaves_that_it_touches(client: StoreClient, namespace
     assert bytes_moved(client) - before == 3 * LEAF + 2 * (HEADER_BYTES + 16 * 8)
 
 
+def test_whole_leaves_go_straight_into_registered_memory(client: StoreClient, namespace: str) -> None:
+    size = 5 * LEAF + 123
+    hashes = keys(2, namespace)
+    values = [content(hash_, size) for hash_ in hashes]
+    client.put(namespace, hashes, values).require()
+    region = client.allocate(8 * LEAF)
+    starts, sizes = np.array([LEAF, 4 * LEAF, 0]), np.array([2 * LEAF, LEAF + 123, LEAF])
+    offsets, names = np.array([0, 2 * LEAF + 1, 4 * LEAF]), [hashes[0], hashes[1], hashes[1]]
+    staging = client._core.staging
+    held = staging.take(staging.nbytes - 1024, time.monotonic() + 10)
+    try:
+        found = client.get_into(namespace, names, (region, offsets, sizes), ranges=(starts, sizes))
+    finally:
+        staging.give_back(held)
+    found.require()
+    got = bytes(region)
+    for name, start, nbytes, offset in zip(names, starts.tolist(), sizes.tolist(), offsets.tolist(), strict=True):
+        assert got[offset : offset + nbytes] == values[hashes.index(name)][start : start + nbytes]
+
+
 @pytest.mark.parametrize("transports", ["auto", "tcp"])
 def test_damage_is_found_in_leaf_table_and_header(transports: str) -> None:
     size = 3 * LEAF + 500
@@ -131,6 +153,27 @@ def test_a_range_is_read_from_the_copy_whose_table_is_good() -> None:
         spoil(client, locate(client, "a", [hash_])[0, 0], HEADER_BYTES + size + 2 * 8)
         for _ in range(4):
             assert client.get("a", [hash_], ranges=(2 * LEAF, 64))[0] == value[2 * LEAF : 2 * LEAF + 64]
+
+
+@pytest.mark.parametrize("registered", [False, True])
+def test_bytes_that_no_cpu_has_moved_are_verified_here(monkeypatch: pytest.MonkeyPatch, registered: bool) -> None:
+    # As over RDMA: the engine computes no digests.
+    hashes, size = keys(4), 3 * LEAF + 500
+    values = [content(hash_, size) for hash_ in hashes]
+    with local_cluster(nodes=1, dram="32MiB") as cluster, cluster.client() as client:
+        target = client._core.segments.target
+        monkeypatch.setattr(
+            client._core.segments, "target", lambda *where: dataclasses.replace(target(*where), by_cpu=False)
+        )
+        put_all(client, "a", hashes, values, "registered" if registered else "buffers")
+        extents = locate(client, "a", hashes)[:, 0]
+        spoil(client, extents[0], HEADER_BYTES + LEAF + 5)
+        spoil(client, extents[1], HEADER_BYTES + size + 8)
+        assert list(client.get("a", hashes)) == [None, *values[1:]]  # the table is of no use to a whole chunk
+        for begin, good in ((0, [0, 2, 3]), (2 * LEAF - 50, [2, 3]), (3 * LEAF, [0, 2, 3])):
+            found = client.get("a", hashes, ranges=(begin, 100))
+            assert [i for i in range(4) if found[i] == values[i][begin : begin + 100]] == good
+            assert found.count(Outcome.CORRUPT) == 4 - len(good)
 
 
 def test_ranges_of_transfers_that_fail_are_no_bytes(shared_cluster: LocalCluster, namespace: str) -> None:
