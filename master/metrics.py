@@ -41,6 +41,9 @@ class Metrics:
             "no_space_items": 0,
             "sessions_timed_out": 0,
             "writes_expired_calls": 0,
+            "moved_items": 0,
+            "moved_bytes": 0,
+            "not_moved_items": 0,
         }
 
     def called(self, method: str, seconds: float, items: int) -> None:

@@ -68,7 +68,7 @@ ItemStatus ChunkIndex::commit_missing(uint32_t slot, uint32_t shard, uint64_t ge
   return its.state == ShardState::kCommitted ? ItemStatus::kAlready : ItemStatus::kNotOwner;
 }
 
-Record ChunkIndex::record_of(uint32_t slot) const {
+Record ChunkIndex::record_of(uint32_t slot, const Move *move) const {
   const Chunk &chunk = chunks_[slot];
   Record record{};
   std::memcpy(record.hash, chunk.hash, kHashBytes);
@@ -82,7 +82,8 @@ Record ChunkIndex::record_of(uint32_t slot) const {
     RecordShard &made = record.present.emplace_back();
     made = {static_cast<uint16_t>(i), shard.generation, shard.length, {}};
     for (uint32_t r = 0; r < shard.replicas; ++r) {
-      const Place place = chunks_.place(shard, r);
+      Place place = chunks_.place(shard, r);
+      if (move != nullptr && move->shard == i && place == move->from) place = move->to;
       if (segments_.lost(place)) continue;
       made.extents.push_back(
           {segments_[place.segment].number, segments_[place.segment].space.offset(place.piece) * kUnit});
