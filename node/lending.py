@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from moonpool.address import Address, parse_address
 from moonpool.errors import MoonpoolError
+from moonpool.node.copying import Copier
 from moonpool.node.selftest import self_test
 from moonpool.proto import pool_pb2 as pb
 from moonpool.proto.errors import SegmentLostError
@@ -28,6 +29,7 @@ REGION: Final = "pool"
 _HUGE_PAGES: Final = {"auto": None, "required": True, "never": False}
 _MOUNT_SECONDS: Final = 5.0
 _UNMOUNT_SECONDS: Final = 1.0
+_END_COPIES_SECONDS: Final = 5.0
 
 
 class Lending:
@@ -61,6 +63,7 @@ class Lending:
                 capacity_bytes=region.nbytes,
             )
             self.link = MasterLink(settings.master, settings.secret)
+            self._copier = Copier(self.engine, region, name)
         except BaseException:
             self.engine.close()
             raise
@@ -72,6 +75,7 @@ class Lending:
             self.engine.incarnation,
             on_welcome=self._welcomed,
             on_fence=self._fence,
+            on_copy=self._copier.take,
         )
 
     @property
@@ -89,11 +93,14 @@ class Lending:
                 # The session ends next, and the segment with it.
                 _log.info("unmount: %s", error)
         self.session.close()
+        self._copier.close()
         self.link.close()
         self.engine.close()
 
     def _welcomed(self, session: Session) -> None:
-        # On the session's thread, after every Welcome.
+        # On the session's thread, after every Welcome. A master that does not know of the copies that were begun gives
+        # their room to others, as soon as the memory is mounted.
+        self._copier.end_all(_END_COPIES_SECONDS)
         self._mount.session = session.id
         self._mount.segment = self.segment
         try:

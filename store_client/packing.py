@@ -95,8 +95,10 @@ def header_bytes(extents: Records, digests: npt.NDArray[np.uint64], hashes: byte
     return headers.view(np.uint8).reshape(-1, HEADER_BYTES)
 
 
-def headers_match(headers: Bytes, extents: Records, hashes: npt.NDArray[np.uint64], shard: int) -> Flags:
-    """Return for each row of 64 bytes whether it is what the master said of the extent."""
+def headers_match(
+    headers: Bytes, extents: Records, hashes: npt.NDArray[np.uint64], shard: int | npt.NDArray[np.uint32]
+) -> Flags:
+    """Return for each row of 64 bytes whether it is what the master said of the extent, its chunk and its shard."""
     found = np.ascontiguousarray(headers).view(HEADER).reshape(-1)
     same: Flags = (
         (found["magic"] == MAGIC)

@@ -364,7 +364,9 @@ class IndexAgainstModel(RuleBasedStateMachine):
     @precondition(lambda self: self.moves)
     @rule(data=st.data())
     def commit_moves(self, data: st.DataObject) -> None:
-        chosen = data.draw(st.lists(st.sampled_from(self.moves), min_size=1, max_size=4))
+        self.commit_moves_of(data.draw(st.lists(st.sampled_from(self.moves), min_size=1, max_size=4)))
+
+    def commit_moves_of(self, chosen: list[int]) -> None:
         statuses, slots, records = self.index.commit_moves(u64s(chosen))
         expected, rows = [], []
         for number in chosen:
@@ -376,7 +378,25 @@ class IndexAgainstModel(RuleBasedStateMachine):
         assert unpack_u32s(slots) == [slot for slot, _ in rows]
         good = [number for number, status in zip(chosen, expected, strict=True) if status is Status.OK]
         made = [(slot, record, row) for (slot, row), record in zip(rows, unpack_records(records), strict=True)]
+        self.moves = [number for number in self.moves if number not in good]
         self.moved.append((good, made))
+
+    @precondition(lambda self: self.model.segments)
+    @rule(data=st.data(), lease=st.sampled_from([0, 0, 20]), meanwhile=st.sampled_from(["", "", "remove", "drop"]))
+    def drain(self, data: st.DataObject, lease: int, meanwhile: str) -> None:
+        """Moves to their end, perhaps while the chunks are read, and removed or lost."""
+        self.move_out(data, False)
+        if not self.moves:
+            return
+        chunks = [move.chunk for move in self.model.moves.all.values() if move.chunk is not None]
+        for space, name in [chunk.key for chunk in chunks]:
+            self.match_prefix(space, [name], lease)
+        self.commit_moves_of(list(self.moves))
+        for space, name in [chunk.key for chunk in chunks] if meanwhile == "remove" else []:
+            self.remove(space, [name])
+        if meanwhile == "drop":
+            self.drop_segment(data)
+        self.publish_moves(True, -1)
 
     @precondition(lambda self: self.moved)
     @rule(durable=st.booleans(), any_=st.integers(0, 3))
