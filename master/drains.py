@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Empties segments that are DRAINING: a loop that moves what lies there to others, slowly enough for everybody else.
 
-Used from the event loop only.
+It fills the others up to `high_watermark` and no further. So nothing is evicted because of it, and puts find the room
+that they would find without it. What does not fit stays where it is. Used from the event loop only.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from moonpool._index import NO_SEGMENT
 from moonpool.master.clock import now_ms
 from moonpool.master.copies import COUNT_MAX, Copy
-from moonpool.master.errors import StoreUnavailableError
 from moonpool.proto import pool_pb2 as pb
 
 if TYPE_CHECKING:
@@ -23,26 +22,22 @@ if TYPE_CHECKING:
 
 __all__ = ["Drains"]
 
-_log = logging.getLogger("moonpool.master")
 # Extents that one look at a segment takes in: a millisecond or so.
 _LOOKS: Final = 16_384
 # What may be moved at once after a pause, in seconds of the rate.
 _BURST_S: Final = 0.25
 # Before a segment of which nothing could be moved is looked at again.
 _PAUSE_FIRST_MS: Final = 250
-_PAUSE_LAST_MS: Final = 10_000
-# Where there is room in all, and no piece of it is large enough: this part of what is left is evicted at once.
-_PART: Final = 16
+_PAUSE_LAST_MS: Final = 2000
 
 
 @dataclass(eq=False)
 class _Drain:
-    # One segment. `at`, `no_room`, `nowhere`, `tried` and `failed` are of the round that goes on.
+    # One segment. `at`, `no_room`, `tried` and `failed` are of the round that goes on.
     refilled_ms: int
     allowance: float = 0.0
     at: int = 0
     no_room: int = 0
-    nowhere: int = 0
     failed: int = 0
     tried: int = 0
     moved: int = 0
@@ -88,6 +83,13 @@ class Drains:
             if segment.session is not None and not segment.quarantined:
                 await self._advance(segment, drain)
 
+    def _room(self) -> int:
+        """Return how many bytes may be moved before puts would miss the room."""
+        stats = self._core.index.stats()
+        return int(self._core.settings.high_watermark * stats["capacity_bytes"]) - (
+            stats["used_bytes"] + stats["condemned_bytes"]
+        )
+
     def _refill(self, drain: _Drain) -> None:
         now, rate = now_ms(), self._core.settings.drain_rate
         drain.allowance = min(drain.allowance + rate * (now - drain.refilled_ms) / 1000, rate * _BURST_S)
@@ -110,20 +112,24 @@ class Drains:
     async def _advance(self, segment: Segment, drain: _Drain) -> None:
         core, number = self._core, segment.row.segment
         while self._may(segment, drain):
-            crowded = core.copies.crowded()
-            nbytes = min(int(drain.allowance) + 1, core.settings.copy_bytes)
+            crowded, room = core.copies.crowded(), self._room()
+            if room <= 0:
+                left = core.index.segment_stats(number)["extents"]
+                drain.stuck = max(0, left - core.copies.moving_from(number))
+                self._pause(drain)
+                return
+            nbytes = min(int(drain.allowance) + 1, core.settings.copy_bytes, room)
             moves, following, no_room, nowhere = core.index.move_out(
                 number, drain.at, _LOOKS, COUNT_MAX, nbytes, crowded, now_ms()
             )
             drain.at = 0 if following == NO_SEGMENT else following
-            drain.no_room += no_room
-            drain.nowhere += nowhere
+            drain.no_room += no_room + nowhere
             for copy in core.copies.begin(moves) if moves else ():
                 drain.tried += len(copy.places)
                 drain.allowance -= copy.nbytes
                 copy.done.add_done_callback(lambda _, copy=copy: self._done(drain, copy))
             if following == NO_SEGMENT:
-                await self._round_is_over(segment, drain, sure=not crowded)
+                self._round_is_over(drain, sure=not crowded)
                 return
             await asyncio.sleep(0)
 
@@ -142,30 +148,15 @@ class Drains:
         drain.paused_until_ms = now_ms() + drain.pause_ms
         drain.pause_ms = min(2 * drain.pause_ms, _PAUSE_LAST_MS)
 
-    async def _round_is_over(self, segment: Segment, drain: _Drain, *, sure: bool) -> None:
-        """Everything in the segment has been looked at.
+    def _round_is_over(self, drain: _Drain, *, sure: bool) -> None:
+        """Everything in a segment has been looked at.
 
         Args:
-            segment: that is drained.
             drain: of it.
             sure: whether every other segment could have been chosen.
         """
-        stuck = drain.no_room + drain.nowhere
         if sure:
-            drain.stuck = stuck + drain.failed
+            drain.stuck = drain.no_room + drain.failed
         if not drain.tried:
             self._pause(drain)
-        no_room = drain.no_room if sure else 0
-        drain.no_room = drain.nowhere = drain.failed = drain.tried = 0
-        if no_room:
-            await self._evict(segment)
-
-    async def _evict(self, segment: Segment) -> None:
-        """Make room elsewhere, by the policy, as a put does."""
-        core = self._core
-        left = core.index.segment_stats(segment.row.segment)["used_bytes"]
-        missing = left - core.index.stats()["free_bytes"]
-        try:
-            await core.evict(min(core.settings.copy_bytes, max(missing, left // _PART + 1)))
-        except StoreUnavailableError as error:
-            _log.warning("what was evicted for a drain is not free yet: %s", error)
+        drain.no_room = drain.failed = drain.tried = 0

@@ -194,7 +194,7 @@ Outcome ChunkIndex::commit_moves(const uint8_t *ids, size_t count, uint8_t *stat
 
 // Whether the chunk is still what was copied, and may be told to be elsewhere.
 ItemStatus ChunkIndex::commit_move(const Move &move) const {
-  if (move.slot == kNone || segments_.lost(move.to)) return ItemStatus::kNotFound;
+  if (move.slot == kNone || segments_.lost(move.from) || segments_.lost(move.to)) return ItemStatus::kNotFound;
   const Chunk &chunk = chunks_[move.slot];
   // Records of puts under way name the old place. Which of them comes last in the store would be left to chance.
   if (chunk.writes != 0) return ItemStatus::kWriting;

@@ -120,7 +120,7 @@ class Moves:
         return Status.OK, (move.chunk.slot, row)
 
     def _may_commit(self, move: Move) -> Status:
-        if move.chunk is None or self._model.lost(move.new):
+        if move.chunk is None or self._model.lost(move.old) or self._model.lost(move.new):
             return Status.NOT_FOUND
         if move.chunk.written:
             return Status.WRITING
