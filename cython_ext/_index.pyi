@@ -186,7 +186,7 @@ class ChunkIndex:
         bytes_max: int,
         avoid: Sequence[int],
         now_ms: int,
-    ) -> tuple[bytes, int, int, int]:
+    ) -> tuple[bytes, int, int]:
         """Begin to move what lies in a segment to where there is room, other than in the segments of `avoid`.
 
         A replica goes to a host that has none of the others, where there is room on one, else to a segment that has
@@ -202,8 +202,7 @@ class ChunkIndex:
             now_ms: the time.
 
         Returns:
-            (moves, where the round goes on or NO_SEGMENT when it is complete, extents that found no room where there might
-            be some, extents for which there is no other segment)
+            (moves, where the round goes on or NO_SEGMENT when it is complete, extents that found no room)
         """
 
     def move_to(

@@ -325,12 +325,12 @@ cdef class ChunkIndex:
         call.now = _time(now_ms, "now_ms")
         cdef string moves
         cdef uint32_t following = 0
-        cdef uint64_t no_room = 0, nowhere = 0
+        cdef uint64_t no_room = 0
         cdef Outcome outcome
         with nogil:
-            outcome = self._index.get().move_out(call, &moves, &following, &no_room, &nowhere)
+            outcome = self._index.get().move_out(call, &moves, &following, &no_room)
         _check(outcome, segment)
-        return <bytes>moves, following, no_room, nowhere
+        return <bytes>moves, following, no_room
 
     def move_to(self, namespace, bytes hashes not None, segment, count_max, bytes_max):
         cdef MoveToCall call

@@ -123,7 +123,7 @@ cdef extern from "index.hpp" namespace "moonpool::index" nogil:
         Outcome remove_prefix(uint32_t, const uint8_t *, string *, size_t *)
         Outcome evict(uint64_t, int64_t, string *, string *, uint64_t *)
         Outcome reclaim(const uint8_t *, size_t, int64_t, uint64_t *)
-        Outcome move_out(const MoveOutCall &, string *, uint32_t *, uint64_t *, uint64_t *)
+        Outcome move_out(const MoveOutCall &, string *, uint32_t *, uint64_t *)
         Outcome move_to(const MoveToCall &, uint8_t *, string *)
         Outcome commit_moves(const uint8_t *, size_t, uint8_t *, string *, string *)
         Outcome publish_moves(const uint8_t *, size_t, int64_t, uint64_t *)

@@ -119,11 +119,11 @@ class Drains:
                 self._pause(drain)
                 return
             nbytes = min(int(drain.allowance) + 1, core.settings.copy_bytes, room)
-            moves, following, no_room, nowhere = core.index.move_out(
+            moves, following, no_room = core.index.move_out(
                 number, drain.at, _LOOKS, COUNT_MAX, nbytes, crowded, now_ms()
             )
             drain.at = 0 if following == NO_SEGMENT else following
-            drain.no_room += no_room + nowhere
+            drain.no_room += no_room
             for copy in core.copies.begin(moves) if moves else ():
                 drain.tried += len(copy.places)
                 drain.allowance -= copy.nbytes

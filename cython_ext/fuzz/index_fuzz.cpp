@@ -229,8 +229,8 @@ class Run {
     if (what == kMoveOut) {
       MoveOutCall call{segment(source), static_cast<uint32_t>(source.below(8)), 20, 4, 4000, {segment(source)}, now_};
       uint32_t next = 0;
-      uint64_t no_room = 0, nowhere = 0;
-      index_->move_out(call, &begun, &next, &no_room, &nowhere);
+      uint64_t no_room = 0;
+      index_->move_out(call, &begun, &next, &no_room);
     }
     if (what == kMoveTo) {
       const Hashes hashes = batch(source);

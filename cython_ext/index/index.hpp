@@ -151,8 +151,7 @@ class ChunkIndex {
   Outcome reclaim(const uint8_t *slots, size_t count, int64_t now, uint64_t *bytes) noexcept;
 
   // ---- moves (index_move.cpp)
-  Outcome move_out(const MoveOutCall &call, std::string *moves, uint32_t *next, uint64_t *no_room,
-                   uint64_t *nowhere) noexcept;
+  Outcome move_out(const MoveOutCall &call, std::string *moves, uint32_t *next, uint64_t *no_room) noexcept;
   Outcome move_to(const MoveToCall &call, uint8_t *statuses, std::string *moves) noexcept;
   Outcome commit_moves(const uint8_t *ids, size_t count, uint8_t *statuses, std::string *slots,
                        std::string *records) noexcept;
@@ -226,7 +225,7 @@ class ChunkIndex {
   // ---- of moves
   bool may_move(uint32_t slot);
   bool movable(uint32_t slot, Place from, uint32_t *shard);
-  Placement::Result place_elsewhere(Placement &placement, const Shard &shard, Place from, Place *to);
+  bool place_elsewhere(Placement &placement, const Shard &shard, Place from, Place *to);
   Move &begin_move(uint32_t slot, uint32_t shard, Place from, Place to);
   ItemStatus move_one(uint32_t slot, Segment &target, uint16_t at, bool enough, const Move **made);
   bool lies_in(const Shard &shard, uint16_t segment) const;

@@ -47,12 +47,11 @@ bool ChunkIndex::movable(uint32_t slot, Place from, uint32_t *shard) {
   return false;
 }
 
-Outcome ChunkIndex::move_out(const MoveOutCall &call, std::string *moves, uint32_t *next, uint64_t *no_room,
-                             uint64_t *nowhere) noexcept {
+Outcome ChunkIndex::move_out(const MoveOutCall &call, std::string *moves, uint32_t *next, uint64_t *no_room) noexcept {
   return guarded([&] {
     const Exclusive held = exclusive();
     *next = kNone;
-    *no_room = *nowhere = 0;
+    *no_room = 0;
     const Segment *segment = segments_.find(call.segment);
     if (segment == nullptr) return Outcome::kUnknownSegment;
     if (!segment->readable) return Outcome::kOk;
@@ -69,9 +68,8 @@ Outcome ChunkIndex::move_out(const MoveOutCall &call, std::string *moves, uint32
       const Place from{piece, at};
       if (slot == kNone || !movable(slot, from, &shard)) return true;
       Place to = {};
-      const Placement::Result result = place_elsewhere(placement, chunks_[slot].shard(shard), from, &to);
-      if (result != Placement::Result::kPlaced) {
-        ++(result == Placement::Result::kNoSpace ? *no_room : *nowhere);
+      if (!place_elsewhere(placement, chunks_[slot].shard(shard), from, &to)) {
+        ++*no_room;
         return true;
       }
       append_move(moves, begin_move(slot, shard, from, to), segments_, chunks_[slot]);
@@ -83,7 +81,7 @@ Outcome ChunkIndex::move_out(const MoveOutCall &call, std::string *moves, uint32
   });
 }
 
-Placement::Result ChunkIndex::place_elsewhere(Placement &placement, const Shard &shard, Place from, Place *to) {
+bool ChunkIndex::place_elsewhere(Placement &placement, const Shard &shard, Place from, Place *to) {
   Place others[kReplicasMax] = {};
   uint32_t count = 0;
   for (uint32_t r = 0; r < shard.replicas; ++r) {

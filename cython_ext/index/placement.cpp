@@ -93,7 +93,7 @@ bool Placement::place_one(uint64_t units, uint32_t replica, Place *places) {
   return false;
 }
 
-Placement::Result Placement::place_beside(uint64_t units, const Place *others, uint32_t count, Place *place) {
+bool Placement::place_beside(uint64_t units, const Place *others, uint32_t count, Place *place) {
   Place places[kReplicasMax] = {};
   std::copy_n(others, count, places);
   ++item_;
@@ -104,9 +104,7 @@ Placement::Result Placement::place_beside(uint64_t units, const Place *others, u
     one_per_host_ = true;
   }
   *place = places[count];
-  if (placed) return Result::kPlaced;
-  const auto could = [&](const Candidate &its) { return its.tried == item_ && units <= its.segment->space.capacity(); };
-  return std::any_of(candidates_.begin(), candidates_.end(), could) ? Result::kNoSpace : Result::kTooLarge;
+  return placed;
 }
 
 Placement::Result Placement::place(uint64_t units, Place *places, uint32_t *count) {

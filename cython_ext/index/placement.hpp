@@ -21,9 +21,8 @@ class Placement {
 
   // Extents of so many units on as many hosts as there are, at most `replicas`: all of them or none.
   Result place(uint64_t units, Place *places, uint32_t *count);
-  // One extent more, on another host than those at `others`, or else in another segment. kTooLarge: there is none that
-  // could ever take it.
-  Result place_beside(uint64_t units, const Place *others, uint32_t count, Place *place);
+  // One extent more, on another host than those at `others`, or else in another segment.
+  bool place_beside(uint64_t units, const Place *others, uint32_t count, Place *place);
 
  private:
   struct Candidate {
