@@ -184,6 +184,7 @@ class ChunkIndex:
         looks_max: int,
         count_max: int,
         bytes_max: int,
+        room_bytes: int,
         avoid: Sequence[int],
         now_ms: int,
     ) -> tuple[bytes, int, int]:
@@ -198,6 +199,7 @@ class ChunkIndex:
             looks_max: extents to look at.
             count_max: moves to begin.
             bytes_max: no further move begins when so many bytes are to be moved.
+            room_bytes: the moves take no more than this in all. What does not fit has found no room.
             avoid: segments.
             now_ms: the time.
 

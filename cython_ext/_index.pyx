@@ -313,13 +313,14 @@ cdef class ChunkIndex:
 
     # ---- moves
 
-    def move_out(self, segment, begin, looks_max, count_max, bytes_max, avoid, now_ms):
+    def move_out(self, segment, begin, looks_max, count_max, bytes_max, room_bytes, avoid, now_ms):
         cdef MoveOutCall call
         call.segment = _segment(segment)
         call.begin = _u32(begin, "begin")
         call.looks_max = _u32(looks_max, "looks_max")
         call.count_max = _u32(count_max, "count_max")
         call.bytes_max = _u64(bytes_max, "bytes_max")
+        call.room = _u64(room_bytes, "room_bytes")
         for one in avoid:
             call.avoid.push_back(_u32(one, "avoid"))
         call.now = _time(now_ms, "now_ms")

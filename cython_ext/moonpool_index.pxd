@@ -64,6 +64,7 @@ cdef extern from "index.hpp" namespace "moonpool::index" nogil:
         uint32_t looks_max
         uint32_t count_max
         uint64_t bytes_max
+        uint64_t room
         vector[uint32_t] avoid
         int64_t now
 

@@ -118,9 +118,9 @@ class Drains:
                 drain.stuck = max(0, left - core.copies.moving_from(number))
                 self._pause(drain)
                 return
-            nbytes = min(int(drain.allowance) + 1, core.settings.copy_bytes, room)
+            nbytes = min(int(drain.allowance) + 1, core.settings.copy_bytes)
             moves, following, no_room = core.index.move_out(
-                number, drain.at, _LOOKS, COUNT_MAX, nbytes, crowded, now_ms()
+                number, drain.at, _LOOKS, COUNT_MAX, nbytes, room, crowded, now_ms()
             )
             drain.at = 0 if following == NO_SEGMENT else following
             drain.no_room += no_room

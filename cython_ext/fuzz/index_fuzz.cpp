@@ -227,7 +227,8 @@ class Run {
   void moves(uint8_t what, Source &source) {
     std::string begun;
     if (what == kMoveOut) {
-      MoveOutCall call{segment(source), static_cast<uint32_t>(source.below(8)), 20, 4, 4000, {segment(source)}, now_};
+      MoveOutCall call{
+          segment(source), static_cast<uint32_t>(source.below(8)), 20, 4, 4000, 9000, {segment(source)}, now_};
       uint32_t next = 0;
       uint64_t no_room = 0;
       index_->move_out(call, &begun, &next, &no_room);

@@ -88,7 +88,7 @@ struct MoveOutCall {
   uint32_t segment;
   uint32_t begin;  // what an earlier call of the same round returned as `next`, or 0
   uint32_t looks_max, count_max;
-  uint64_t bytes_max;
+  uint64_t bytes_max, room;
   std::vector<uint32_t> avoid;
   int64_t now;
 };

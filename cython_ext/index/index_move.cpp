@@ -68,7 +68,8 @@ Outcome ChunkIndex::move_out(const MoveOutCall &call, std::string *moves, uint32
       const Place from{piece, at};
       if (slot == kNone || !movable(slot, from, &shard)) return true;
       Place to = {};
-      if (!place_elsewhere(placement, chunks_[slot].shard(shard), from, &to)) {
+      if (bytes + segments_.bytes(from) > call.room ||
+          !place_elsewhere(placement, chunks_[slot].shard(shard), from, &to)) {
         ++*no_room;
         return true;
       }

@@ -313,12 +313,13 @@ class IndexAgainstModel(RuleBasedStateMachine):
         avoid = data.draw(st.lists(st.sampled_from([*self.model.segments, 99]), max_size=1))
         movable = self.model.moves.movable(number)
         looked_at = len(movable)
-        bounds = (2, 1, 100) if limited else (1000, 1000, 1 << 40)
+        bounds = (2, 1, 100, 600) if limited else (1000, 1000, 1 << 40, 1 << 40)
         packed, following, no_room = self.index.move_out(number, 0, *bounds, avoid, self.now)
         moves = unpack_moves(packed)
         assert not limited or len(moves) <= 1
         for move in moves:
             old = self.moves_begins(move)
+            assert not limited or old.size <= 600
             key = next(k for k, extent in movable.items() if extent == old)
             assert move[2] in self.model.moves.targets(*key, old, avoid)
             self.begin_move(move, key[0])

@@ -59,8 +59,8 @@ class Moving : public ::testing::Test {
 
   static const uint8_t *at(const std::string &bytes) { return reinterpret_cast<const uint8_t *>(bytes.data()); }
   // The numbers of the moves that this begins.
-  std::string out_of(uint32_t segment, uint32_t count = 1000) {
-    MoveOutCall call{segment, 0, 1000, count, UINT64_MAX, {}, 0};
+  std::string out_of(uint32_t segment, uint32_t count = 1000, uint64_t room = UINT64_MAX) {
+    MoveOutCall call{segment, 0, 1000, count, UINT64_MAX, room, {}, 0};
     std::string moves, ids;
     EXPECT_EQ(index_->move_out(call, &moves, &next_, &no_room_), Outcome::kOk);
     for (size_t i = 0; i < moves.size(); i += kMoveBytes) ids += moves.substr(i, 8);
@@ -215,6 +215,9 @@ TEST_F(Moving, WhatFindsNoRoomIsCounted) {
   index_->add_segment(4, 2 * kSize, 4, 0, 0);
   EXPECT_EQ(out_of(1).size(), 2u * 8);
   EXPECT_EQ(no_room_, 3u);
+  index_->set_segment(3, true, true);
+  EXPECT_EQ(out_of(1, 1000, 3 * kSize - 1).size(), 2u * 8);
+  EXPECT_EQ(no_room_, 1u);
 }
 
 TEST_F(Moving, AShardThatIsWrittenMeanwhileEndsTheMove) {
