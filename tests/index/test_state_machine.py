@@ -502,6 +502,8 @@ class IndexAgainstModel(RuleBasedStateMachine):
         if refused:
             named, _ = self.index.sweep(self.now, 0)
             assert unpack_u32s(named) == refused
+            # The round has begun, and the slots that are named here are still taken.
+            self.model.sweep_at = min([*refused, *self.model.slots])
             for slot in refused:
                 del self.rows[slot]
             assert self.index.reclaim(named, self.now) == 0
