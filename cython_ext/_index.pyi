@@ -170,13 +170,14 @@ class ChunkIndex:
 
     # ---- moves: a replica of a shard goes to another segment. A chunk has one move under way at most.
     #
-    # A move is 88 bytes: u64 number (never given again), u32 segment it leaves, u32 segment it goes to, u64 generation,
-    # u64 offset there, u64 offset here, u64 length of the payload, u32 shard, u32 zero, 32 bytes of hash. The new extent
-    # is as large as the old one. It belongs to the move until `publish_moves`; whoever copies the bytes says when nothing
-    # of it can write there any more, and before that none of the three calls below may name the move. Until then readers
-    # find the old extent. A chunk that is removed, evicted or lost under way goes as any other; its move comes to nothing,
-    # and keeps the new extent until it is ended. A restart knows of no moves: what `commit_moves` has put into a record
-    # that is durable has happened, everything else has not, and the new extent is free.
+    # A move is 88 bytes: u64 number (never given again), u32 segment that it leaves, u32 segment that it goes to,
+    # u64 generation, u64 old offset, u64 new offset, u64 length of the payload, u32 shard, u32 zero, 32 bytes of hash.
+    #
+    # The new extent is as large as the old one, and belongs to the move until `publish_moves`. Whoever copies the bytes
+    # says when nothing of that can write there any more; before, `commit_moves` and `abort_moves` may not name the move.
+    # Until it is published readers find the old extent. A chunk that is removed, evicted or lost under way goes as any
+    # other; its move comes to nothing, and keeps the new extent until it is ended. A restart knows of no moves: one whose
+    # record (of `commit_moves`) is durable has happened; of any other the new extent is free.
     def move_out(
         self,
         segment: int,
@@ -224,9 +225,9 @@ class ChunkIndex:
     def commit_moves(self, moves: bytes) -> tuple[bytes, bytes, bytes]:
         """First half: the copies of these moves (n x u64) are good. Returns (statuses, slots, records), as `commit`.
 
-        Make the records durable, then `publish_moves`, or `abort_moves`. What is not OK is over, and its new extent free:
-        NOT_FOUND, when the chunk, its old extent or the new segment has gone, or no such move is under way; WRITING, when
-        another shard of it is written.
+        Make the records durable, then `publish_moves`, or `abort_moves`. What is not OK is over, and its new extent is
+        free: NOT_FOUND, when the chunk, its old extent or one of the segments has gone, or no such move is under way;
+        WRITING, when another shard of it is written.
         While a record is on its way, a put of another shard of the chunk is WRITING.
         """
 
@@ -259,8 +260,9 @@ class ChunkIndex:
         """Numbers of the whole index.
 
         chunks (with a committed shard), chunks_max (the bound also of those that are written or wait for `reclaim`),
-        writing (shards), moving (replicas, until the move is over), pinned (times), leased_until_ms (the longest lease ever given), evicted, refused_records,
-        policy, memory_bytes; of writable segments: capacity_bytes = used_bytes + condemned_bytes + free_bytes.
+        writing (shards), moving (replicas, until the move is over), pinned (times), leased_until_ms (the longest lease
+        ever given), evicted, refused_records, policy, memory_bytes; of writable segments: capacity_bytes = used_bytes +
+        condemned_bytes + free_bytes.
         """
 
     def check(self) -> str:

@@ -113,13 +113,14 @@ class Copies:
 
     def begin(self, moves: bytes) -> list[Copy]:
         """Have nodes carry out moves that the index has begun."""
-        by_segments: dict[bytes, list[int]] = {}
-        for place in range(len(moves) // MOVE_BYTES):
-            by_segments.setdefault(moves[place * MOVE_BYTES :][_SEGMENTS], []).append(place)
-        return [self._begin(moves, *struct.unpack("<II", pair), places) for pair, places in by_segments.items()]
+        each = [moves[at : at + MOVE_BYTES] for at in range(0, len(moves), MOVE_BYTES)]
+        by_segments: dict[tuple[int, int], list[int]] = {}
+        for place, move in enumerate(each):
+            by_segments.setdefault(struct.unpack("<II", move[_SEGMENTS]), []).append(place)
+        return [self._begin(each, source, target, places) for (source, target), places in by_segments.items()]
 
-    def _begin(self, moves: bytes, source: int, target: int, places: list[int]) -> Copy:
-        its = [moves[place * MOVE_BYTES : (place + 1) * MOVE_BYTES] for place in places]
+    def _begin(self, moves: list[bytes], source: int, target: int, places: list[int]) -> Copy:
+        its = [moves[place] for place in places]
         node = self._core.segments.all[target].session
         assert node is not None, "the index places nothing where no node is"
         patience_ms = round(self._core.settings.copy_deadline * 1000)

@@ -8,12 +8,13 @@ that they would find without it. What does not fit stays where it is. Used from 
 from __future__ import annotations
 
 import asyncio
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from moonpool._index import NO_SEGMENT
 from moonpool.master.clock import now_ms
-from moonpool.master.copies import COUNT_MAX, Copy
+from moonpool.master.copies import COUNT_MAX
 from moonpool.proto import pool_pb2 as pb
 
 if TYPE_CHECKING:
@@ -86,9 +87,8 @@ class Drains:
     def _room(self) -> int:
         """Return how many bytes may be moved before puts would miss the room."""
         stats = self._core.index.stats()
-        return int(self._core.settings.high_watermark * stats["capacity_bytes"]) - (
-            stats["used_bytes"] + stats["condemned_bytes"]
-        )
+        taken: int = stats["capacity_bytes"] - stats["free_bytes"]
+        return int(self._core.settings.high_watermark * stats["capacity_bytes"]) - taken
 
     def _refill(self, drain: _Drain) -> None:
         now, rate = now_ms(), self._core.settings.drain_rate
@@ -127,16 +127,16 @@ class Drains:
             for copy in core.copies.begin(moves) if moves else ():
                 drain.tried += len(copy.places)
                 drain.allowance -= copy.nbytes
-                copy.done.add_done_callback(lambda _, copy=copy: self._done(drain, copy))
+                copy.done.add_done_callback(functools.partial(self._done, drain))
             if following == NO_SEGMENT:
                 self._round_is_over(drain, sure=not crowded)
                 return
             await asyncio.sleep(0)
 
-    def _done(self, drain: _Drain, copy: Copy) -> None:
-        moved = copy.done.result().count(pb.OK)
+    def _done(self, drain: _Drain, done: asyncio.Future[bytes]) -> None:
+        moved = done.result().count(pb.OK)
         drain.moved += moved
-        drain.failed += len(copy.places) - moved
+        drain.failed += len(done.result()) - moved
         if moved:
             drain.pause_ms = _PAUSE_FIRST_MS
         else:

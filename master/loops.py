@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the master does by itself: end silent sessions, give up late writes, fence, reclaim, sweep, evict, drain, readmit."""
+"""What the master does by itself.
+
+It ends silent sessions, gives up late writes, fences, reclaims, sweeps, evicts, drains, readmits.
+"""
 
 from __future__ import annotations
 

@@ -50,9 +50,7 @@ class MoveCalls:
             core.segments.tell(segment)
             if (loop := core.supervisor.loops.get("drains")) is not None:
                 loop.wake()
-        return pb.DrainReply(
-            header=core.header, chunks=self._extents(segment), draining=core.drains.told(segment)
-        )
+        return pb.DrainReply(header=core.header, chunks=self._extents(segment), draining=core.drains.told(segment))
 
     def _extents(self, segment: Segment) -> int:
         if segment.session is None:

@@ -19,7 +19,7 @@ __all__ = ["move", "segment_of"]
 
 # What one call waits for at most; the master has a bound of its own. The next one goes on where it was.
 _WAIT_MS: Final = 2000
-_DONE: Final = {pb.OK: Outcome.OK, pb.ALREADY: Outcome.ALREADY, pb.NOT_FOUND: Outcome.MISS}
+_DONE: Final[dict[int, Outcome]] = {pb.OK: Outcome.OK, pb.ALREADY: Outcome.ALREADY, pb.NOT_FOUND: Outcome.MISS}
 
 
 def segment_of(core: Core, node: str, deadline: float) -> int:

@@ -43,10 +43,10 @@ def drain(
     timeout: str | None,
     config: str | None,
 ) -> None:
-    """Put nothing more into SEGMENT, and move what it has to others. A number that `moonpool ls` shows, or a node's name.
+    """Put nothing more into a segment, and move what it has to others.
 
-    The node can be stopped without a loss when the segment is empty, which --wait waits for. It fails when something
-    stays, because there is no room elsewhere.
+    SEGMENT is a number that `moonpool ls` shows, or the name of a node. The node can be stopped without a loss when it
+    is empty, which --wait waits for. That fails when something stays, because there is no room elsewhere.
     """
     if undo and wait:
         raise click.UsageError("--undo and --wait exclude each other")

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
@@ -20,6 +21,9 @@ from moonpool.cluster import LocalCluster, local_cluster
 from moonpool.errors import MoonpoolError
 from moonpool.proto import pool_pb2 as pb
 from moonpool.store_client import Outcome, StoreArgumentError, StoreClient
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 SPACE = "moving"
 LENGTH = 50_000
@@ -44,9 +48,17 @@ def fill(client: StoreClient, source: int, count: int = 60) -> list[bytes]:
 
 
 def check(client: StoreClient, hashes: list[bytes]) -> None:
-    found = client.get(SPACE, hashes, lease=0.2)
-    found.require()
-    assert [hash_ for hash_, value in zip(hashes, found, strict=True) if value != content(hash_, LENGTH)] == []
+    assert client.exists(SPACE, hashes).all()
+    values = [content(hash_, LENGTH) for hash_ in hashes]
+
+    def all_there() -> bool:
+        # With leases so short, a machine that pauses makes misses of some.
+        found = client.get(SPACE, hashes, lease=0.2)
+        assert set(found.outcomes) <= {Outcome.OK, Outcome.MISS}
+        assert not [value for value, expected in zip(found, values, strict=True) if value not in (None, expected)]
+        return found.ok
+
+    assert eventually(all_there, 30)
 
 
 def emptied(client: StoreClient, number: int) -> None:
@@ -54,7 +66,7 @@ def emptied(client: StoreClient, number: int) -> None:
 
 
 def under_way(client: StoreClient, number: int) -> None:
-    assert eventually(lambda: (its := segment(client, number)) is not None and 0 < its.draining.moved, 30)
+    assert eventually(lambda: (its := segment(client, number)) is not None and its.draining.moved > 0, 30)
 
 
 class Traffic:
@@ -68,7 +80,7 @@ class Traffic:
         self.wrong: list[bytes] = []
         self._threads = [threading.Thread(target=work) for work in (self._read, self._read, self._write)]
 
-    def __enter__(self) -> Traffic:
+    def __enter__(self) -> Self:
         for thread in self._threads:
             thread.start()
         return self
@@ -126,8 +138,7 @@ def test_chunks_move_and_can_be_read_all_the_time(transport: str, monkeypatch: p
         for node in (0, 1, 0):
             results = client.move_async(SPACE, hashes, node=f"node-{node}").result(60)
             assert set(results.outcomes) <= {Outcome.OK, Outcome.ALREADY}
-            found = client.get(SPACE, hashes, lease=0.1)
-            assert list(found) == values
+            assert list(client.get(SPACE, hashes)) == values
             assert {one.node for one in client.segments() if one.chunks and one.state == pb.ACTIVE} >= {f"node-{node}"}
         assert client.move(SPACE, hashes, node="node-0").count(Outcome.ALREADY) == 30
         missing = client.move(SPACE, keys(2, "never"), segment=number_of(client, 0))
@@ -155,12 +166,13 @@ def test_a_drain_beside_readers_and_writers_loses_nothing(cluster: LocalCluster)
 
 def test_the_destination_is_killed_in_the_middle(cluster: LocalCluster) -> None:
     with cluster.client() as client:
-        source = number_of(client, 0)
+        source, target = number_of(client, 0), number_of(client, 1)
         hashes = fill(client, source)
         client.drain(source)
         under_way(client, source)
         cluster.kill_node(1)
         cluster.start_node(1)
+        assert eventually(lambda: segment(client, target) is None, 30)
         emptied(client, source)
         there = client.exists(SPACE, hashes)
         # What had gone to the old one has gone with it; the rest is here, right to the last byte.
@@ -248,7 +260,10 @@ def test_what_finds_no_room_stays_and_undo_stops(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_commands() -> None:
-    with local_cluster(nodes=2, dram="16MiB", master_options={"lease_max": "100ms"}) as cluster, cluster.client() as client:
+    with (
+        local_cluster(nodes=2, dram="16MiB", master_options={"lease_max": "100ms"}) as cluster,
+        cluster.client() as client,
+    ):
         run = CliRunner(
             env={"MOONPOOL_STORE_CLIENT_SECRET": cluster.secret, "MOONPOOL_STORE_CLIENT_MASTER": cluster.master}
         )
