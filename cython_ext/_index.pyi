@@ -174,10 +174,10 @@ class ChunkIndex:
     # u64 generation, u64 old offset, u64 new offset, u64 length of the payload, u32 shard, u32 zero, 32 bytes of hash.
     #
     # The new extent is as large as the old one, and belongs to the move until `publish_moves`. Whoever copies the bytes
-    # says when nothing of that can write there any more; before, `commit_moves` and `abort_moves` may not name the move.
+    # says when nothing of that can write there any more; before, `commit_moves` and `abort_moves` may not name it.
     # Until it is published readers find the old extent. A chunk that is removed, evicted or lost under way goes as any
-    # other; its move comes to nothing, and keeps the new extent until it is ended. A restart knows of no moves: one whose
-    # record (of `commit_moves`) is durable has happened; of any other the new extent is free.
+    # other; its move comes to nothing, and keeps the new extent until it is ended. A restart knows of no moves: one
+    # whose record (of `commit_moves`) is durable has happened; of any other the new extent is free.
     def move_out(
         self,
         segment: int,
