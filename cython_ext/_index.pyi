@@ -16,6 +16,7 @@ from typing import Any
 
 HASH_BYTES: int
 EXTENT_BYTES: int
+MOVE_BYTES: int
 HEADER_BYTES: int
 LEAF_BYTES: int
 NO_SEGMENT: int
@@ -180,6 +181,78 @@ class ChunkIndex:
         Space without a running lease is free at once, the rest with a later `reclaim(b"", now_ms)`.
         """
 
+    # ---- moves: a replica of a shard goes to another segment. A chunk has one move under way at most.
+    #
+    # A move is 88 bytes: u64 number (never given again), u32 segment that it leaves, u32 segment that it goes to,
+    # u64 generation, u64 old offset, u64 new offset, u64 length of the payload, u32 shard, u32 zero, 32 bytes of hash.
+    #
+    # The new extent is as large as the old one, and belongs to the move until `publish_moves`. Whoever copies the bytes
+    # says when nothing of that can write there any more; before, `commit_moves` and `abort_moves` may not name it.
+    # Until it is published readers find the old extent. A chunk that is removed, evicted or lost under way goes as any
+    # other; its move comes to nothing, and keeps the new extent until it is ended. A restart knows of no moves: one
+    # whose record (of `commit_moves`) is durable has happened; of any other the new extent is free.
+    def move_out(
+        self,
+        segment: int,
+        begin: int,
+        looks_max: int,
+        count_max: int,
+        bytes_max: int,
+        room_bytes: int,
+        avoid: Sequence[int],
+        now_ms: int,
+    ) -> tuple[bytes, int, int]:
+        """Begin to move what lies in a segment to where there is room, other than in the segments of `avoid`.
+
+        A replica goes to a host that has none of the others, where there is room on one, else to a segment that has
+        none. What is written, or moves already, is passed over, and everything in a segment that is not readable.
+
+        Args:
+            segment: of the old extents.
+            begin: where the round goes on: what the last call returned, or 0.
+            looks_max: extents to look at.
+            count_max: moves to begin.
+            bytes_max: no further move begins when so many bytes are to be moved.
+            room_bytes: the moves take no more than this in all. What does not fit has found no room.
+            avoid: segments.
+            now_ms: the time.
+
+        Returns:
+            (moves, where the round goes on or NO_SEGMENT when it is complete, extents that found no room)
+        """
+
+    def move_to(
+        self, namespace: int, hashes: bytes, segment: int, count_max: int, bytes_max: int
+    ) -> tuple[bytes, bytes]:
+        """Begin to move chunks to a segment, one shard of each.
+
+        The replica that goes is the one on the host of this segment, else one in a segment that is not writable, else
+        the first.
+
+        Returns:
+            (statuses, moves: one for each that is OK). ALREADY: each shard has a replica there. WRITING: it is written
+            or moves already, or these are as many moves as were asked for. NO_SPACE: no room, or not writable.
+            TOO_LARGE: for this segment. NOT_FOUND: also when it cannot be read.
+        """
+
+    def commit_moves(self, moves: bytes) -> tuple[bytes, bytes, bytes]:
+        """First half: the copies of these moves (n x u64) are good. Returns (statuses, slots, records), as `commit`.
+
+        Make the records durable, then `publish_moves`, or `abort_moves`. What is not OK is over, and its new extent is
+        free: NOT_FOUND, when the chunk, its old extent or one of the segments has gone, or no such move is under way;
+        WRITING, when another shard of it is written.
+        While a record is on its way, a put of another shard of the chunk is WRITING.
+        """
+
+    def publish_moves(self, moves: bytes, now_ms: int) -> int:
+        """Second half: readers find the new extents from now on. Those that are over are ignored.
+
+        Returns bytes of old extents that are free now. Where a lease is running it is with a later `reclaim`.
+        """
+
+    def abort_moves(self, moves: bytes) -> int:
+        """They are over, and nothing of them can write any more. Returns bytes of new extents that are free now."""
+
     # ---- restart
     def restore(self, slots: bytes, records: bytes) -> int:
         """Take records as `commit` made them. Extents in segments not added yet are kept and are not readable.
@@ -200,8 +273,9 @@ class ChunkIndex:
         """Numbers of the whole index.
 
         chunks (with a committed shard), chunks_max (the bound also of those that are written or wait for `reclaim`),
-        writing (shards), pinned (times), leased_until_ms (the longest lease ever given), evicted, refused_records,
-        policy, memory_bytes; of writable segments: capacity_bytes = used_bytes + condemned_bytes + free_bytes.
+        writing (shards), moving (replicas, until the move is over), pinned (times), leased_until_ms (the longest lease
+        ever given), evicted, refused_records, policy, memory_bytes; of writable segments: capacity_bytes = used_bytes +
+        condemned_bytes + free_bytes.
         """
 
     def check(self) -> str:

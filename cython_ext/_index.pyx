@@ -10,12 +10,13 @@ from libcpp.memory cimport unique_ptr
 from libcpp.string cimport string
 from libcpp.vector cimport vector
 
-from moonpool_index cimport (Hashes, IndexStats, Native, Outcome, SegmentStats, StartCall, kEpochMax, kExtentBytes,
-                             kHashBytes, kHeaderBytes, kLeafBytes, kNone, kReplicasMax, kShardsMax, kUnit, kUnitsMax,
-                             its_extent_bytes, string_view)
+from moonpool_index cimport (Hashes, IndexStats, MoveOutCall, MoveToCall, Native, Outcome, SegmentStats, StartCall,
+                             kEpochMax, kExtentBytes, kHashBytes, kHeaderBytes, kLeafBytes, kMoveBytes, kNone,
+                             kReplicasMax, kShardsMax, kUnit, kUnitsMax, its_extent_bytes, string_view)
 
 HASH_BYTES = kHashBytes
 EXTENT_BYTES = kExtentBytes
+MOVE_BYTES = kMoveBytes
 HEADER_BYTES = kHeaderBytes
 LEAF_BYTES = kLeafBytes
 NO_SEGMENT = kNone
@@ -326,6 +327,76 @@ cdef class ChunkIndex:
         _check(outcome)
         return freed
 
+    # ---- moves
+
+    def move_out(self, segment, begin, looks_max, count_max, bytes_max, room_bytes, avoid, now_ms):
+        cdef MoveOutCall call
+        call.segment = _segment(segment)
+        call.begin = _u32(begin, "begin")
+        call.looks_max = _u32(looks_max, "looks_max")
+        call.count_max = _u32(count_max, "count_max")
+        call.bytes_max = _u64(bytes_max, "bytes_max")
+        call.room = _u64(room_bytes, "room_bytes")
+        for one in avoid:
+            call.avoid.push_back(_u32(one, "avoid"))
+        call.now = _time(now_ms, "now_ms")
+        cdef string moves
+        cdef uint32_t following = 0
+        cdef uint64_t no_room = 0
+        cdef Outcome outcome
+        with nogil:
+            outcome = self._index.get().move_out(call, &moves, &following, &no_room)
+        _check(outcome, segment)
+        return <bytes>moves, following, no_room
+
+    def move_to(self, namespace, bytes hashes not None, segment, count_max, bytes_max):
+        cdef MoveToCall call
+        call.hashes = _hashes(hashes, namespace)
+        call.segment = _segment(segment)
+        call.count_max = _u32(count_max, "count_max")
+        call.bytes_max = _u64(bytes_max, "bytes_max")
+        cdef bytes statuses = _new(call.hashes.count)
+        cdef uint8_t *statuses_at = _room(statuses)
+        cdef string moves
+        cdef Outcome outcome
+        with nogil:
+            outcome = self._index.get().move_to(call, statuses_at, &moves)
+        _check(outcome, segment)
+        return statuses, <bytes>moves
+
+    def commit_moves(self, bytes moves not None):
+        cdef size_t count = 0
+        cdef const uint8_t *moves_at = _moves(moves, &count)
+        cdef bytes statuses = _new(count)
+        cdef uint8_t *statuses_at = _room(statuses)
+        cdef string slots, records
+        cdef Outcome outcome
+        with nogil:
+            outcome = self._index.get().commit_moves(moves_at, count, statuses_at, &slots, &records)
+        _check(outcome)
+        return statuses, <bytes>slots, <bytes>records
+
+    def publish_moves(self, bytes moves not None, now_ms):
+        cdef size_t count = 0
+        cdef const uint8_t *moves_at = _moves(moves, &count)
+        cdef int64_t now = _time(now_ms, "now_ms")
+        cdef uint64_t freed = 0
+        cdef Outcome outcome
+        with nogil:
+            outcome = self._index.get().publish_moves(moves_at, count, now, &freed)
+        _check(outcome)
+        return freed
+
+    def abort_moves(self, bytes moves not None):
+        cdef size_t count = 0
+        cdef const uint8_t *moves_at = _moves(moves, &count)
+        cdef uint64_t freed = 0
+        cdef Outcome outcome
+        with nogil:
+            outcome = self._index.get().abort_moves(moves_at, count, &freed)
+        _check(outcome)
+        return freed
+
     # ---- restart
 
     def restore(self, bytes slots not None, bytes records not None):
@@ -367,6 +438,7 @@ cdef class ChunkIndex:
             "chunks": stats.chunks,
             "chunks_max": stats.chunks_max,
             "writing": stats.writing,
+            "moving": stats.moving,
             "pinned": stats.pinned,
             "leased_until_ms": stats.leased_until_ms,
             "used_bytes": stats.used_bytes,

@@ -58,6 +58,14 @@ cdef const uint8_t *_slots(bytes slots, size_t *count) except NULL:
     return at
 
 
+cdef const uint8_t *_moves(bytes moves, size_t *count) except NULL:
+    cdef const uint8_t *at = _bytes(moves, "moves")
+    if len(moves) % 8 != 0:
+        raise ValueError(f"moves must be a multiple of 8 bytes, not {len(moves)}")
+    count[0] = len(moves) // 8
+    return at
+
+
 cdef uint8_t *_room(bytes made) noexcept:
     # Of bytes that nobody else has seen yet.
     return <uint8_t *><char *>made

@@ -17,6 +17,7 @@ cdef extern from "<string_view>" namespace "std" nogil:
 cdef extern from "index.hpp" namespace "moonpool::index" nogil:
     size_t kHashBytes
     size_t kExtentBytes
+    size_t kMoveBytes
     uint64_t kHeaderBytes
     uint64_t kLeafBytes
     uint64_t kEpochMax
@@ -59,6 +60,22 @@ cdef extern from "index.hpp" namespace "moonpool::index" nogil:
         int64_t now
         int64_t deadline
 
+    cdef cppclass MoveOutCall:
+        uint32_t segment
+        uint32_t begin
+        uint32_t looks_max
+        uint32_t count_max
+        uint64_t bytes_max
+        uint64_t room
+        vector[uint32_t] avoid
+        int64_t now
+
+    cdef cppclass MoveToCall:
+        Hashes hashes
+        uint32_t segment
+        uint32_t count_max
+        uint64_t bytes_max
+
     cdef cppclass SegmentStats:
         uint64_t capacity_bytes
         uint64_t used_bytes
@@ -71,6 +88,7 @@ cdef extern from "index.hpp" namespace "moonpool::index" nogil:
         uint64_t chunks
         uint64_t chunks_max
         uint64_t writing
+        uint64_t moving
         uint64_t pinned
         uint64_t used_bytes
         uint64_t free_bytes
@@ -109,6 +127,11 @@ cdef extern from "index.hpp" namespace "moonpool::index" nogil:
         Outcome remove_prefix(uint32_t, const uint8_t *, string *, size_t *)
         Outcome evict(uint64_t, int64_t, string *, string *, uint64_t *)
         Outcome reclaim(const uint8_t *, size_t, int64_t, uint64_t *)
+        Outcome move_out(const MoveOutCall &, string *, uint32_t *, uint64_t *)
+        Outcome move_to(const MoveToCall &, uint8_t *, string *)
+        Outcome commit_moves(const uint8_t *, size_t, uint8_t *, string *, string *)
+        Outcome publish_moves(const uint8_t *, size_t, int64_t, uint64_t *)
+        Outcome abort_moves(const uint8_t *, size_t, uint64_t *)
         Outcome restore(const uint8_t *, size_t, const uint8_t *, size_t, size_t *)
         Outcome stats(IndexStats *)
         Outcome check(string *)

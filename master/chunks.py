@@ -7,8 +7,8 @@ import asyncio
 import secrets
 from typing import Final
 
-from moonpool.master.core import Core, granted_ms
-from moonpool.master.errors import InvalidRequestError, LimitError, UnsupportedError
+from moonpool.master.core import Core, granted_ms, now_ms
+from moonpool.master.errors import InvalidRequestError, LimitError
 from moonpool.master.events import Entry
 from moonpool.master.packed import HASH_BYTES, count_of, sized
 from moonpool.master.putting import Put
@@ -242,9 +242,3 @@ class ChunkCalls:
         if session.pins.pop(request.pin, None) is not None:
             unpinned = core.index.unpin(session.owner, request.pin)
         return pb.UnpinReply(header=core.header, unpinned=unpinned)
-
-    def Move(self, request: pb.MoveRequest) -> pb.ItemsReply:
-        """Not yet."""
-        raise UnsupportedError(
-            "moving chunks between segments is not there yet", hint="drain the segment and let its chunks be evicted"
-        )

@@ -14,6 +14,9 @@ from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
 from moonpool._index import ChunkIndex
+from moonpool.master.clock import granted_ms, now_ms
+from moonpool.master.copies import Copies
+from moonpool.master.drains import Drains
 from moonpool.master.errors import (
     InvalidRequestError,
     LimitError,
@@ -39,16 +42,6 @@ _log = logging.getLogger("moonpool.master")
 _NAMESPACE_MAX: Final = 255
 _HOSTS_MAX: Final = 1 << 16
 T = TypeVar("T")
-
-
-def now_ms() -> int:
-    """Return milliseconds of a clock that does not go back, rounded down: whether a time is over."""
-    return time.monotonic_ns() // 1_000_000
-
-
-def granted_ms() -> int:
-    """Return the same, rounded up: what every time that is granted counts from, so that none ends early."""
-    return -(-time.monotonic_ns() // 1_000_000)
 
 
 class Core:
@@ -81,6 +74,10 @@ class Core:
         self.segments = Segments(self.index, store, self.events)
         self.fences = Fences(self.index, self.sessions, self.segments, self.freed)
         self.probes = Probes(self.segments, self.metrics)
+        self.copies = Copies(self)
+        self.drains = Drains(self)
+        #: Calls of PutStart that wait for room.
+        self.waiting_puts = 0
         self.supervisor = Supervisor()
         self.closing = asyncio.Event()
         self.sweep_round = 0
@@ -211,12 +208,16 @@ class Core:
             await asyncio.wrap_future(done)
         done.result()
 
-    async def to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run steps that belong together, also when the call that began them is given up by its caller."""
+    def run(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Begin steps that belong together. The master ends only after them."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return await asyncio.shield(task)
+        return task
+
+    async def to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run steps that belong together, also when the call that began them is given up by its caller."""
+        return await asyncio.shield(self.run(work))
 
     def check_open(self) -> None:
         """Raise MasterClosedError when the master is being stopped."""
@@ -337,7 +338,12 @@ class Core:
         self.heard(session.id)
         session.pins.clear()
         for segment in self.segments.of(session):
-            self.segments.lose(segment, why, self.sweep_round)
+            self.lose(segment, why)
+
+    def lose(self, segment: Segment, why: str) -> None:
+        """A segment is gone, and what was being copied into it."""
+        self.segments.lose(segment, why, self.sweep_round)
+        self.copies.lost(segment.row.segment)
 
     async def keep_writer(self, session: Session) -> None:
         """See that the store knows who may write from now on.

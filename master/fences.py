@@ -134,7 +134,7 @@ class Fences:
             segment.fence_ms = now_ms
         if fence.node.outbox is not None:
             self.sent += 1
-            fence.node.outbox.put(pb.Fence(fence=fence.number, incarnation=fence.incarnation))
+            fence.node.outbox.put(fence=pb.Fence(fence=fence.number, incarnation=fence.incarnation))
 
     def resend(self, node: Session, now_ms: int) -> None:
         """The node has a new stream: what it has not answered is asked again."""

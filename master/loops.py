@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the master does by itself: end silent sessions, give up late writes, fence, reclaim, sweep, evict, readmit."""
+"""What the master does by itself.
+
+It ends silent sessions, gives up late writes, fences, reclaims, sweeps, evicts, drains, readmits.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,7 @@ def start_loops(core: Core) -> None:
     add("reclaim", _TICK, core.reclaim)
     add("sweep", _SWEEP_PERIOD, _Sweep(core).work)
     add("evict", _EVICT_PERIOD, lambda: _evict(core))
+    add("drains", _TICK, core.drains.work)
     add("segments", min(1.0, core.settings.quarantine / 4), lambda: _segments(core))
 
 
@@ -121,7 +125,7 @@ def _segments(core: Core) -> None:
     if now - core.started_ms > settings.segment_grace * 1000:
         for segment in list(core.segments.all.values()):
             if segment.session is None and not segment.row.lost:
-                core.segments.lose(segment, "it did not come back after the restart", core.sweep_round)
+                core.lose(segment, "it did not come back after the restart")
 
 
 def _readmit(core: Core, segment: Segment, works: bool) -> None:

@@ -138,7 +138,7 @@ class MembershipCalls:
     async def _converse(
         self, session: Session, outbox: Outbox, requests: AsyncIterator[pb.HeartbeatRequest]
     ) -> AsyncIterator[pb.HeartbeatReply]:
-        """Yield a reply to each message, and fences as they come up, until either side ends it."""
+        """Yield a reply to each message, and what the node is to do as it comes up, until either side ends it."""
         core = self._core
         waits: dict[str, asyncio.Task[Any]] = {}
         try:
@@ -154,16 +154,13 @@ class MembershipCalls:
                 if waits["send"].done():
                     del waits["send"]
                     for order in outbox.take():
-                        if isinstance(order, pb.Fence):
-                            yield pb.HeartbeatReply(header=core.header, fence=order)
-                        else:
-                            yield pb.HeartbeatReply(header=core.header, probe=order)
+                        yield pb.HeartbeatReply(header=core.header, **order)
                 if waits["read"].done():
                     try:
                         message = waits.pop("read").result()
                     except StopAsyncIteration:
                         return
-                    if not self._heard(session, message):
+                    if not self._heard(session, outbox, message):
                         return
                     yield self._beat
             core.check_open()
@@ -172,7 +169,7 @@ class MembershipCalls:
                 wait_.cancel()
             await asyncio.gather(*waits.values(), return_exceptions=True)
 
-    def _heard(self, session: Session, message: pb.HeartbeatRequest) -> bool:
+    def _heard(self, session: Session, stream: Outbox, message: pb.HeartbeatRequest) -> bool:
         """Take a message. Returns whether the session goes on."""
         core = self._core
         if session.ended:
@@ -185,6 +182,10 @@ class MembershipCalls:
             core.fences.done(session, message.fence_done.fence)
         elif kind == "probe_done":
             core.probes.done(session, message.probe_done)
+        elif kind == "copy_done":
+            core.copies.answered(session, message.copy_done)
+        elif kind == "copies_over":
+            core.copies.over_before(session, stream)
         elif kind == "goodbye":
             core.end_session(session, "goodbye")
             return False
@@ -270,26 +271,8 @@ class MembershipCalls:
         segment = core.segments.get(request.segment)
         if segment.session is not session:
             raise _of_another(request.segment)
-        core.segments.lose(segment, "it was unmounted", core.sweep_round)
+        core.lose(segment, "it was unmounted")
         return pb.UnmountSegmentReply(header=core.header)
-
-    async def Drain(self, request: pb.DrainRequest) -> pb.DrainReply:
-        """Put nothing new into a segment, or do so again."""
-        core = self._core
-        segment = core.segments.get(request.segment)
-        if segment.row.draining == request.undo:
-            row = dataclasses.replace(segment.row, draining=not request.undo)
-            await core.durable(core.store.put_segment(row))
-            segment.row = row
-            if segment.session is not None:
-                core.segments.apply(segment)
-            core.segments.tell(segment)
-        return pb.DrainReply(header=core.header, chunks=self._extents(segment))
-
-    def _extents(self, segment: Segment) -> int:
-        if segment.session is None:
-            return 0
-        return self._core.index.segment_stats(segment.row.segment)["extents"]
 
     def ReportFailure(self, request: pb.ReportFailureRequest) -> pb.ReportFailureReply:
         """Somebody could not read or write there."""

@@ -43,6 +43,9 @@ class Metrics:
             "probes": 0,
             "probes_failed": 0,
             "writes_expired_calls": 0,
+            "moved_items": 0,
+            "moved_bytes": 0,
+            "not_moved_items": 0,
         }
 
     def called(self, method: str, seconds: float, items: int) -> None:

@@ -73,6 +73,7 @@ def _segment(core: Core, segment: Segment) -> pb.Segment:
         chunks=figures.get("extents", 0),
         state=segment.state,
         largest_free_bytes=figures.get("largest_free_bytes", 0),
+        draining=core.drains.told(segment),
     )
 
 
@@ -108,6 +109,7 @@ def status(core: Core) -> dict[str, Any]:
         "nodes": sum(session.kind == pb.NODE for session in sessions),
         "pins": sum(len(session.pins) for session in sessions),
         "fences_outstanding": core.fences.outstanding,
+        "copies": len(core.copies.under_way),
         "writers_before_restart": len(core.old_writers),
         "restored_chunks": core.restored_chunks,
         "namespaces": len(core.namespaces),
@@ -127,10 +129,18 @@ def status(core: Core) -> dict[str, Any]:
                 "chunks": message.chunks,
                 "largest_free_bytes": message.largest_free_bytes,
                 "state": pb.SegmentState.Name(message.state),
+                "draining": _progress(message),
             }
             for message in _segments(core)
         ],
     }
+
+
+def _progress(segment: pb.Segment) -> dict[str, int] | None:
+    if not segment.HasField("draining"):
+        return None
+    draining = segment.draining
+    return {"moved": draining.moved, "moving": draining.moving, "stuck": draining.stuck}
 
 
 def _more_counts(core: Core) -> dict[str, int]:
@@ -168,6 +178,10 @@ def gauges(core: Core) -> dict[str, float | dict[str, float]]:
         },
         "pins": sum(len(session.pins) for session in sessions),
         "fences_outstanding": core.fences.outstanding,
+        "chunks_moving": index["moving"],
+        "copies": len(core.copies.under_way),
+        "copies_bytes": sum(copy.nbytes for copy in core.copies.under_way.values()),
+        "copies_overdue": core.copies.overdue(),
         "segments": {
             f'state="{pb.SegmentState.Name(state).lower()}"': sum(s.state == state for s in core.segments.all.values())
             for state in pb.SegmentState.values()

@@ -104,7 +104,7 @@ class Probes:
         )
         for who in asked:
             assert who.outbox is not None
-            who.outbox.put(order)
+            who.outbox.put(probe=order)
         self._later(probe)
 
     def _later(self, probe: _Probe) -> None:

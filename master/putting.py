@@ -46,11 +46,14 @@ class Put:
         refused = 0
         if pb.NO_SPACE in statuses:
             found, given = bytearray(statuses), bytearray(extents)
+            core.waiting_puts += 1
             try:
                 await self._make_room(found, given)
             except BaseException:
                 self._take_back(found, given)
                 raise
+            finally:
+                core.waiting_puts -= 1
             statuses, extents = bytes(found), bytes(given)
             refused = statuses.count(pb.NO_SPACE)
             core.metrics.counts["no_space_items"] += refused

@@ -20,6 +20,7 @@ from moonpool.master.errors import ListenError, StartError
 from moonpool.master.http import StatusPages
 from moonpool.master.loops import start_loops
 from moonpool.master.membership import MembershipCalls
+from moonpool.master.move_calls import MoveCalls
 from moonpool.master.overview import OverviewCalls
 from moonpool.master.settings import MasterOptions, MasterSettings
 from moonpool.master.store import MetadataStore, open_store
@@ -95,7 +96,7 @@ class MasterServer:
             options=_options(settings), maximum_concurrent_rpcs=_CALLS_MAX + 2 * settings.sessions_max
         )
         verifier = None if settings.secret is None else Verifier(settings.secret)
-        parts: list[object] = [ChunkCalls(core), MembershipCalls(core), OverviewCalls(core)]
+        parts: list[object] = [ChunkCalls(core), MoveCalls(core), MembershipCalls(core), OverviewCalls(core)]
         server.add_generic_rpc_handlers((Calls(core.metrics, verifier).handlers(parts),))
         self.address = _bind(server, settings)
         start_loops(core)

@@ -6,7 +6,9 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
+
+from google.protobuf.message import Message
 
 from moonpool.master.errors import InvalidRequestError, LimitError, SessionUnknownError
 from moonpool.proto import pool_pb2 as pb
@@ -20,15 +22,16 @@ _NAME_MAX: Final = 255
 
 
 class Outbox:
-    """What waits to be written to the stream of a session: orders, of which there is a bounded number per node."""
+    """What waits to be written to the stream of a session: fences, probes and copies, a bounded number of
+    each per node."""
 
     def __init__(self) -> None:
-        self._orders: list[pb.Fence | pb.Probe] = []
+        self._orders: list[dict[str, Message]] = []
         self.changed = asyncio.Event()
         self.closed = False
 
-    def put(self, order: pb.Fence | pb.Probe) -> None:
-        """Have an order written."""
+    def put(self, **order: Message) -> None:
+        """Have something written: a field of HeartbeatReply by its name."""
         self._orders.append(order)
         self.changed.set()
 
@@ -37,7 +40,7 @@ class Outbox:
         self.closed = True
         self.changed.set()
 
-    def take(self) -> list[pb.Fence | pb.Probe]:
+    def take(self) -> list[dict[str, Any]]:
         """Return what waits."""
         taken, self._orders = self._orders, []
         self.changed.clear()

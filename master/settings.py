@@ -47,6 +47,10 @@ class MasterOptions(TypedDict, total=False):
     segment_grace: float | str
     report_window: float | str
     quarantine: float | str
+    drain_rate: int | str
+    copy_bytes: int | str
+    copies_at_once: int
+    copy_deadline: float | str
     events_max: int
     sessions_max: int
     segments_max: int
@@ -158,6 +162,30 @@ class MasterSettings:
         "A quarantined segment is used again when nobody has reported it for so long and a node can read there.",
         unit="seconds",
         minimum=0.01,
+        maximum=_DAY,
+    )
+    drain_rate: int = setting(
+        512 << 20,
+        "Bytes in a second that leave a segment which is drained, at most. Puts that wait for room come first.",
+        unit="bytes",
+        minimum=1 << 10,
+        maximum=1 << 40,
+    )
+    copy_bytes: int = setting(
+        32 << 20,
+        "Bytes that a node is asked to copy at once, when chunks move. One chunk may be larger.",
+        unit="bytes",
+        minimum=1 << 10,
+        maximum=1 << 40,
+    )
+    copies_at_once: int = setting(
+        2, "Copies that a node reads or writes at once, when chunks move.", minimum=1, maximum=64
+    )
+    copy_deadline: float = setting(
+        30.0,
+        "How long a node has for a copy. What it has not said to be over keeps its room also afterwards.",
+        unit="seconds",
+        minimum=0.05,
         maximum=_DAY,
     )
     events_max: int = setting(

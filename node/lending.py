@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from moonpool.address import Address, parse_address
 from moonpool.errors import MoonpoolError
+from moonpool.node.copying import Copier
 from moonpool.node.prober import Prober
 from moonpool.node.selftest import self_test
 from moonpool.proto import pool_pb2 as pb
@@ -30,6 +31,7 @@ REGION: Final = "pool"
 _HUGE_PAGES: Final = {"auto": None, "required": True, "never": False}
 _MOUNT_SECONDS: Final = 5.0
 _UNMOUNT_SECONDS: Final = 1.0
+_END_COPIES_SECONDS: Final = 5.0
 
 
 class Lending:
@@ -64,6 +66,7 @@ class Lending:
             )
             self.link = MasterLink(settings.master, settings.secret, Tls.of(settings))
             self._prober = Prober(self.engine)
+            self._copier = Copier(self.engine, region, name)
         except BaseException:
             self.engine.close()
             raise
@@ -76,6 +79,7 @@ class Lending:
             on_welcome=self._welcomed,
             on_fence=self._fence,
             on_probe=self._prober.ask,
+            on_copy=self._copier.take,
         )
 
     @property
@@ -94,11 +98,14 @@ class Lending:
                 _log.info("unmount: %s", error)
         self.session.close()
         self._prober.close()
+        self._copier.close()
         self.link.close()
         self.engine.close()
 
     def _welcomed(self, session: Session) -> None:
-        # On the session's thread, after every Welcome.
+        # On the session's thread, after every Welcome. A master that does not know of the copies that were begun gives
+        # their room to others, as soon as the memory is mounted.
+        self._copier.end_all(_END_COPIES_SECONDS)
         self._mount.session = session.id
         self._mount.segment = self.segment
         try:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moonpool.proto import pool_pb2 as pb
-from moonpool.store_client import pins
+from moonpool.store_client import pins, relocating
 from moonpool.store_client.arguments import (
     checked_flag,
     checked_lease,
@@ -22,7 +22,7 @@ from moonpool.store_client.arguments import (
     checked_timeout,
     packed_hashes,
 )
-from moonpool.store_client.errors import ChunkInUseError
+from moonpool.store_client.errors import ChunkInUseError, StoreArgumentError
 from moonpool.store_client.packing import HASH_BYTES, extents_of
 from moonpool.store_client.results import Outcome, Results
 from moonpool.store_client.rpc import MasterIdentity
@@ -147,6 +147,43 @@ class Asking:
             self._core.locations.clear()
         return Removed(reply.removed, reply.in_use)
 
+    def move(
+        self,
+        namespace: str,
+        hashes: Hashes,
+        *,
+        segment: int | None = None,
+        node: str | None = None,
+        timeout: float | None = None,
+    ) -> Results:
+        """Move chunks to another segment, with all their shards. They can be read all the time.
+
+        Of a chunk with several replicas one goes: the one on the same host as the segment, or else the first.
+
+        Args:
+            namespace: as in `put`.
+            hashes: as in `put`.
+            segment: where to: its number.
+            node: or the name of its node.
+            timeout: seconds.
+
+        Returns:
+            For each chunk OK, ALREADY (it was there), MISS, or FAILED with its error: NoSpaceError,
+            ChunkTooLargeError, NodeUnreachableError (it could not be copied and is where it was), ChunkBusyError (not
+            in time, it may move yet).
+
+        Raises:
+            StoreArgumentError: an argument is wrong, or there is no such node.
+            MasterUnavailableError: the master did not answer in time.
+            MasterError: there is no such segment.
+        """
+        if (segment is None) == (node is None):
+            raise StoreArgumentError("a move goes to a segment or to a node", hint="segment=... or node=...")
+        name, deadline, batches = self._batches(namespace, hashes, timeout)
+        if node is not None:
+            segment = relocating.segment_of(self._core, node, deadline)
+        return relocating.move(self._core, name, batches, checked_segment(segment), deadline)
+
     def pin(self, namespace: str, hashes: Hashes, *, timeout: float | None = None) -> Pin:
         """Keep chunks from being evicted and removed, until the pin is released or this client ends.
 
@@ -166,7 +203,10 @@ class Asking:
         return self._core.segments.refresh(self._deadline(timeout))
 
     def drain(self, segment: int, *, undo: bool = False, timeout: float | None = None) -> int:
-        """Put nothing more into a segment, or again with `undo`. Returns how many chunks are still there.
+        """Put nothing more into a segment and have what it holds moved to others, or use it again with `undo`.
+
+        Returns how many extents are still there: of chunks, of puts that are under way, and of what was moved and
+        others may still read. `Segment.draining` of `segments()` says how far it has got. At 0 its node can leave.
 
         Raises:
             MasterUnavailableError: the master did not answer in time.

@@ -239,6 +239,10 @@ class StoreClient(Asking):
         """Call `remove` on another thread."""
         return self._later(self.remove, *args, **kwargs)
 
+    def move_async(self, *args: Any, **kwargs: Any) -> Future[Results]:
+        """Call `move` on another thread."""
+        return self._later(self.move, *args, **kwargs)
+
     def pin_async(self, *args: Any, **kwargs: Any) -> Future[Pin]:
         """Call `pin` on another thread."""
         return self._later(self.pin, *args, **kwargs)

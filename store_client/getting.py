@@ -292,7 +292,7 @@ class _Piecewise:
         found = moved.digests
         if place.starts is not None:
             named = wanted[:, DIGEST_WORD] = headers[:, DIGEST_WORD]
-            return good & headers_match(headers, wanted) & proved(staging, place, rows, named, found)
+            return good & headers_match(headers, wanted) & proved(staging.words, place, rows, named, found)
         if found is None:
             # No CPU has seen the bytes yet, so the digest is all that tells of damage.
             ranges = place.offsets[rows], place.lengths[rows]

@@ -14,7 +14,6 @@ from moonpool.transfer_engine import LEAF_BYTES, combine_batch, digest_batch
 if TYPE_CHECKING:
     from moonpool.store_client.moves import Place
     from moonpool.store_client.packing import Int64s
-    from moonpool.store_client.staging import StagingArea
 
     Digests: TypeAlias = "npt.NDArray[np.uint64]"
 
@@ -69,13 +68,13 @@ def leaves_of(lengths: Int64s) -> Leaves:
 
 
 def proved(
-    staging: StagingArea, place: Place, rows: npt.NDArray[np.intp], named: npt.NDArray[np.uint64], found: Digests | None
+    words: npt.NDArray[np.uint64], place: Place, rows: npt.NDArray[np.intp], named: npt.NDArray[np.uint64], found: Digests | None
 ) -> npt.NDArray[np.bool_]:
     """Return for each of these rows of ranges whether its leaves are those of the chunk.
 
     Args:
-        staging: holds the tables.
-        place: where the leaves and the tables lie.
+        words: memory that holds the tables.
+        place: where the leaves lie, and where the tables lie in `words`.
         rows: which ranges.
         named: the digest of the whole chunk that the header of each has.
         found: the digests of the leaves that were read, if the engine has computed them.
@@ -91,9 +90,9 @@ def proved(
     good = np.ones(len(rows), dtype=np.bool_)
     wanted = named[own]  # a single leaf is what the header speaks of
     if several.any():
-        whole = np.frombuffer(combine_batch(staging.region, tables[several], sizes[several]), dtype="<u8")
+        whole = np.frombuffer(combine_batch(words, tables[several], sizes[several]), dtype="<u8")
         good[several] = whole == named[several]
         entries = tables[own] // DIGEST_BYTES + (place.starts[rows[own]] + leaves.starts) // LEAF_BYTES
         which = several[own]
-        wanted[which] = staging.words[entries[which]]
+        wanted[which] = words[entries[which]]
     return good & leaves.all_of_each(found == wanted)

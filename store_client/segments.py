@@ -19,7 +19,7 @@ from moonpool.transfer_engine import ForkedError, Peer, RemoteRegion, TransferEn
 if TYPE_CHECKING:
     from moonpool.store_client.rpc import MasterLink
 
-__all__ = ["SegmentTable", "Target"]
+__all__ = ["SegmentTable", "Target", "reach"]
 
 _log = logging.getLogger("moonpool.store_client")
 
@@ -29,10 +29,45 @@ class Target:
     """A segment that can be read and written: a connection and the region behind it."""
 
     segment: int
+    address: str
     peer: Peer
     region: RemoteRegion
     #: Whether the bytes pass a CPU on their way, so that the engine computes digests of them for little.
     by_cpu: bool
+
+
+def reach(engine: TransferEngine, known: pb.Segment, timeout: float, peer: Peer | None = None) -> Target:
+    """Return how to reach a segment.
+
+    Args:
+        engine: of this process.
+        known: what the master says of it.
+        timeout: seconds.
+        peer: a connection to its node, if there is one.
+
+    Raises:
+        NodeUnreachableError: it cannot be reached, or another engine is there.
+        ForkedError: this is a forked child.
+    """
+    try:
+        if peer is None:
+            peer = engine.connect(known.address, timeout=timeout)
+        if peer.incarnation != known.incarnation.hex():
+            peer.close()
+            raise NodeUnreachableError(
+                f"the node of segment {known.segment} was started anew", peer=known.address, retryable=True
+            )
+        region = peer.regions.wait(known.region, timeout)
+    except (NodeUnreachableError, ForkedError):
+        raise
+    except MoonpoolError as error:
+        raise NodeUnreachableError(
+            f"segment {known.segment} of node {known.node!r} cannot be reached",
+            peer=known.address,
+            cause=str(error),
+            retryable=True,
+        ) from error
+    return Target(known.segment, known.address, peer, region, peer.path != "rdma")
 
 
 class SegmentTable:
@@ -166,32 +201,14 @@ class SegmentTable:
             known = self._known.get(segment)
         if known is None:
             raise NodeUnreachableError(f"the master knows no segment {segment}", retryable=True)
-        incarnation = known.incarnation.hex()
-        timeout = max(0.001, min(self._connect_timeout, deadline - time.monotonic()))
-        key = (known.address, incarnation)
+        key = (known.address, known.incarnation.hex())
         with self._lock:
             peer = self._peers.get(key)
-        try:
-            if peer is None:
-                peer = self._engine.connect(known.address, timeout=timeout)
-            if peer.incarnation != incarnation:
-                peer.close()
-                raise NodeUnreachableError(
-                    f"the node of segment {segment} was started anew", peer=known.address, retryable=True
-                )
-            region = peer.regions.wait(known.region, timeout)
-        except (NodeUnreachableError, ForkedError):
-            raise
-        except MoonpoolError as error:
-            raise NodeUnreachableError(
-                f"segment {segment} of node {known.node!r} cannot be reached",
-                peer=known.address,
-                cause=str(error),
-                retryable=True,
-            ) from error
+        timeout = max(0.001, min(self._connect_timeout, deadline - time.monotonic()))
+        target = reach(self._engine, known, timeout, peer)
         with self._lock:
-            self._peers[key] = peer
-        return Target(segment, peer, region, peer.path != "rdma")
+            self._peers[key] = target.peer
+        return target
 
 
 def _changed() -> ClusterChangedError:

@@ -47,6 +47,8 @@ class Session:
             again.
         on_fence: called on the session's thread; returns when the incarnation, given in hexadecimal, is cut off.
         on_probe: called on the session's thread; returns at once, and calls what it is given with the answer later.
+        on_copy: called on the session's thread with what is to be copied, and what is to be called with the outcome.
+            Nothing of what it was given before can write any more when `on_welcome` returns.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Session:
         on_welcome: Callable[[Session], None] | None = None,
         on_fence: Callable[[str], None] | None = None,
         on_probe: Callable[[pb.Probe, Callable[[pb.ProbeDone], None]], None] | None = None,
+        on_copy: Callable[[pb.Copy, Callable[[pb.CopyDone], None]], None] | None = None,
     ) -> None:
         self.id = link.session = os.urandom(16)
         self._link = link
@@ -69,6 +72,7 @@ class Session:
         self._on_welcome = on_welcome
         self._on_fence = on_fence
         self._on_probe = on_probe
+        self._on_copy = on_copy
         self._lock = threading.Lock()
         self._pins: dict[int, pb.HeldPin] = {}
         self._lost_pins: set[int] = set()
@@ -217,6 +221,8 @@ class Session:
                 _log.warning("master %s: chunks of %d pins are not there any more", self._link.address, len(lost))
             if self._on_welcome is not None:
                 self._on_welcome(self)
+            if self._on_copy is not None:
+                outbox.put(pb.HeartbeatRequest(copies_over=pb.CopiesOver()))
             self.opened += 1
             self._welcome.set()
         elif kind == "fence" and self._on_fence is not None:
@@ -224,6 +230,9 @@ class Session:
             outbox.put(pb.HeartbeatRequest(fence_done=pb.FenceDone(fence=reply.fence.fence)))
         elif kind == "probe" and self._on_probe is not None:
             self._on_probe(reply.probe, lambda done: outbox.put(pb.HeartbeatRequest(probe_done=done)))
+        elif kind == "copy" and self._on_copy is not None:
+            # Over this stream or none: to another master the number may mean another copy.
+            self._on_copy(reply.copy, lambda done: outbox.put(pb.HeartbeatRequest(copy_done=done)))
 
 
 def _holdings(pins: list[pb.HeldPin]) -> Iterator[pb.Holding]:

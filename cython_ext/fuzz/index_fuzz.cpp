@@ -38,6 +38,10 @@ enum Step : uint8_t {
   kRestart,
   kRestore,
   kWait,
+  kMoveOut,
+  kMoveTo,
+  kCommitMoves,
+  kEndMoves,
   kSteps,
 };
 
@@ -52,6 +56,7 @@ class Run {
     Source source(step.bytes);
     puts(step.what % kSteps, source);
     others(step.what % kSteps, source);
+    moves(step.what % kSteps, source);
     std::string wrong;
     FUZZ_CHECK(index_->check(&wrong) == Outcome::kOk);
     if (!wrong.empty()) std::fprintf(stderr, "after a step %u: %s\n", step.what % kSteps, wrong.c_str());
@@ -69,6 +74,11 @@ class Run {
     uint32_t slot;
     std::string record;
   };
+  // Moves whose records are not durable yet.
+  struct Moved {
+    std::string ids;
+    std::vector<Row> rows;
+  };
 
   void restart() {
     index_ = ChunkIndex::make(policy_, kChunksMax, ++epoch_, 7);
@@ -76,6 +86,8 @@ class Run {
     puts_.clear();
     waiting_.clear();
     removed_.clear();
+    moves_.clear();
+    moved_.clear();
   }
 
   // Up to eight keys of one namespace.
@@ -197,7 +209,11 @@ class Run {
     uint64_t bytes = 0;
     if (what == kEvict) index_->evict(source.get<uint16_t>(), now_, &removed_, &keys, &bytes);
     if (what == kReclaim) {
-      for (size_t i = 0; i < removed_.size(); i += 4) drop_row(load_u32(at(removed_, i)));
+      for (size_t i = 0; i < removed_.size(); i += 4) {
+        const uint32_t slot = load_u32(at(removed_, i));
+        drop_row(slot);
+        for (Moved &moved : moved_) std::erase_if(moved.rows, [&](const Row &row) { return row.slot == slot; });
+      }
       index_->reclaim(at(removed_, 0), removed_.size() / 4, now_, &bytes);
       removed_.clear();
     }
@@ -206,6 +222,62 @@ class Run {
       for (const Row &row : rows_) restore(row.slot, row.record);
     }
     if (what == kRestore) restore_nonsense(source);
+  }
+
+  void moves(uint8_t what, Source &source) {
+    std::string begun;
+    if (what == kMoveOut) {
+      MoveOutCall call{
+          segment(source), static_cast<uint32_t>(source.below(8)), 20, 4, 4000, 9000, {segment(source)}, now_};
+      uint32_t next = 0;
+      uint64_t no_room = 0;
+      index_->move_out(call, &begun, &next, &no_room);
+    }
+    if (what == kMoveTo) {
+      const Hashes hashes = batch(source);
+      uint8_t statuses[8];
+      index_->move_to({hashes, segment(source), static_cast<uint32_t>(source.below(8)), 4000}, statuses, &begun);
+    }
+    for (size_t i = 0; i < begun.size(); i += kMoveBytes) moves_ += begun.substr(i, 8);
+    if (what == kCommitMoves) commit_moves(source);
+    if (what == kEndMoves) end_moves(source);
+  }
+  void commit_moves(Source &source) {
+    if (moves_.empty()) return;
+    const size_t from = source.below(moves_.size() / 8) * 8;
+    Moved moved{moves_.substr(from), {}};
+    moves_.resize(from);
+    std::vector<uint8_t> statuses(moved.ids.size() / 8);
+    std::string slots, records;
+    FUZZ_CHECK(index_->commit_moves(at(moved.ids, 0), statuses.size(), statuses.data(), &slots, &records) ==
+               Outcome::kOk);
+    for (size_t i = 0, begin = 0; i < slots.size(); i += 4) {
+      const uint32_t size = load_u32(at(records, begin));
+      moved.rows.push_back({load_u32(at(slots, i)), records.substr(begin + 4, size)});
+      begin += 4 + size;
+    }
+    moved_.push_back(moved);
+  }
+  // The oldest are durable, or are not; or copies of others have failed.
+  void end_moves(Source &source) {
+    const uint64_t how = source.below(4);
+    uint64_t bytes = 0;
+    if (how == 3) {
+      index_->abort_moves(at(moves_, 0), moves_.size() / 8, &bytes);
+      moves_.clear();
+    }
+    if (moved_.empty() || how == 3) return;
+    const Moved moved = moved_.front();
+    moved_.erase(moved_.begin());
+    if (how == 0) {
+      index_->abort_moves(at(moved.ids, 0), moved.ids.size() / 8, &bytes);
+      return;
+    }
+    for (const Row &row : moved.rows) {
+      drop_row(row.slot);
+      rows_.push_back(row);
+    }
+    index_->publish_moves(at(moved.ids, 0), moved.ids.size() / 8, now_, &bytes);
   }
 
   static const uint8_t *at(const std::string &bytes, size_t i) {
@@ -277,6 +349,8 @@ class Run {
   std::vector<Put> puts_;
   std::vector<Row> waiting_, rows_;  // commits that are not durable yet, and what is durable
   std::string removed_;              // slots
+  std::string moves_;                // numbers of those that are copied
+  std::vector<Moved> moved_;
 };
 
 }  // namespace
@@ -302,6 +376,9 @@ moonpool::fuzz::Seeds moonpool::fuzz::seeds() {
     for (unsigned put = 0; put < 3; ++put) script.step(kCommit, byte(put), byte(255)).step(kPublish);
     script.step(kRead, byte(2), byte(1), byte(2), byte(3), byte(1), byte(20));
     script.step(kPin, byte(0), byte(1), byte(1), byte(0), byte(0)).step(kUnpin, byte(0), byte(0));
+    script.step(kMoveOut, byte(2), byte(0), byte(0)).step(kCommitMoves, byte(0)).step(kEndMoves, byte(1));
+    script.step(kMoveTo, byte(2), byte(1), byte(2), byte(3), byte(1), byte(2), byte(7)).step(kCommitMoves, byte(0));
+    script.step(kRemove, byte(0), byte(1), byte(1)).step(kReclaim).step(kEndMoves, byte(2));
     script.step(kRestart).step(kAddSegment, byte(1), byte(1), uint16_t{4000}, byte(0));
     script.step(kEvict, uint16_t{3000}).step(kWait, byte(100)).step(kEvict, uint16_t{3000}).step(kReclaim);
     script.step(kDropSegment, byte(2)).step(kSweep, byte(29)).step(kReclaim);

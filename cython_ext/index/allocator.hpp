@@ -62,6 +62,15 @@ class Allocator {
       if (pieces_[at].state == PieceState::kUsed && !look(at, pieces_[at].slot)) return;
     }
   }
+  // The same in no order, from the piece at `at` on. Returns the piece at which it ended, or kNone. Pieces may come and
+  // go between the calls of one round; what is there all the time is seen.
+  template <class Look>
+  uint32_t each_from(uint32_t at, Look look) const {
+    for (at = pieces_.next_used(at); at < pieces_.end(); at = pieces_.next_used(at + 1)) {
+      if (pieces_[at].state == PieceState::kUsed && !look(at, pieces_[at].slot)) return at;
+    }
+    return kNone;
+  }
   // What is wrong with it, or "". For tests.
   const char *check();
 

@@ -20,6 +20,8 @@ constexpr uint32_t kShardsMax = 1024;
 struct Place {
   uint32_t piece;
   uint16_t segment;
+
+  bool operator==(const Place &) const = default;
 };
 
 enum class ShardState : uint8_t { kAbsent, kWriting, kCommitted };

@@ -152,6 +152,7 @@ void ChunkIndex::tell_capacity() {
 
 void ChunkIndex::detach(uint32_t slot, bool evicted) {
   Chunk &chunk = chunks_[slot];
+  leave_move(slot);
   for (uint32_t i = 0; i < chunk.shards; ++i) {
     Shard &shard = chunk.shard(i);
     drop_lost_places(shard);

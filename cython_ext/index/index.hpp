@@ -24,6 +24,7 @@
 #include "family.hpp"
 #include "key.hpp"
 #include "lock.hpp"
+#include "moves.hpp"
 #include "pins.hpp"
 #include "placement.hpp"
 #include "policy.hpp"
@@ -36,6 +37,7 @@
 namespace moonpool::index {
 
 constexpr size_t kExtentBytes = 32;
+constexpr size_t kMoveBytes = 88;
 constexpr uint64_t kHeaderBytes = 64;
 // As the digest of the transfer engine has them.
 constexpr uint64_t kLeafBytes = uint64_t{256} << 10;
@@ -93,13 +95,29 @@ struct StartCall {
   int64_t now, deadline;
 };
 
+struct MoveOutCall {
+  uint32_t segment;
+  uint32_t begin;  // what an earlier call of the same round returned as `next`, or 0
+  uint32_t looks_max, count_max;
+  uint64_t bytes_max, room;
+  std::vector<uint32_t> avoid;
+  int64_t now;
+};
+
+struct MoveToCall {
+  Hashes hashes;
+  uint32_t segment;
+  uint32_t count_max;
+  uint64_t bytes_max;
+};
+
 struct SegmentStats {
   uint64_t capacity_bytes, used_bytes, waiting_bytes, largest_free_bytes, extents, free_pieces;
 };
 
 struct IndexStats {
-  uint64_t chunks, chunks_max, writing, pinned, used_bytes, free_bytes, capacity_bytes, condemned_bytes, memory_bytes,
-      evicted, refused_records;
+  uint64_t chunks, chunks_max, writing, moving, pinned, used_bytes, free_bytes, capacity_bytes, condemned_bytes,
+      memory_bytes, evicted, refused_records;
   int64_t leased_until_ms;
 };
 
@@ -143,6 +161,14 @@ class ChunkIndex {
   Outcome remove_prefix(uint32_t name_space, const uint8_t *hash, std::string *slots, size_t *pinned) noexcept;
   Outcome evict(uint64_t want, int64_t now, std::string *slots, std::string *keys, uint64_t *bytes) noexcept;
   Outcome reclaim(const uint8_t *slots, size_t count, int64_t now, uint64_t *bytes) noexcept;
+
+  // ---- moves (index_move.cpp)
+  Outcome move_out(const MoveOutCall &call, std::string *moves, uint32_t *next, uint64_t *no_room) noexcept;
+  Outcome move_to(const MoveToCall &call, uint8_t *statuses, std::string *moves) noexcept;
+  Outcome commit_moves(const uint8_t *ids, size_t count, uint8_t *statuses, std::string *slots,
+                       std::string *records) noexcept;
+  Outcome publish_moves(const uint8_t *ids, size_t count, int64_t now, uint64_t *bytes) noexcept;
+  Outcome abort_moves(const uint8_t *ids, size_t count, uint64_t *bytes) noexcept;
 
   // ---- restart (index_restore.cpp)
   // `records` as commit() makes them. kDamaged: it is no row of as many records as slots, and nothing has changed.
@@ -204,8 +230,9 @@ class ChunkIndex {
   ItemStatus may_commit(Shard &shard, uint8_t written);
   ItemStatus commit_missing(uint32_t slot, uint32_t shard, uint64_t generation) const;
   void finish_commit(Shard &shard, uint8_t written);
-  // With a shard that is being committed: of its replicas those in `written`.
-  Record record_of(uint32_t slot, const Shard &committing, uint8_t written) const;
+  // With a shard that is being committed, of its replicas those in `written`; with the new place of a move instead of
+  // the old one.
+  Record record_of(uint32_t slot, const Shard *committing, uint8_t written, const Move *move) const;
   // The number of the oldest commit of this slot, and of the one after it; 0: there is none.
   uint64_t oldest_commit(uint32_t slot, uint64_t *next);
   // Calls `each(write)` for the writes of a commit.
@@ -217,6 +244,19 @@ class ChunkIndex {
   void give_up(uint32_t write, bool settled, Pairs *pairs);
   void append_pair(uint32_t owner, uint16_t segment, std::string *out) const;
   void append_pairs(Pairs pairs, std::string *out) const;
+
+  // ---- of moves
+  bool may_move(uint32_t slot);
+  bool movable(uint32_t slot, Place from, uint32_t *shard);
+  bool place_elsewhere(Placement &placement, const Shard &shard, Place from, Place *to);
+  Move &begin_move(uint32_t slot, uint32_t shard, Place from, Place to);
+  ItemStatus move_one(uint32_t slot, Segment &target, uint16_t at, bool enough, const Move **made);
+  bool lies_in(const Shard &shard, uint16_t segment) const;
+  bool source_of(const Shard &shard, const Segment &target, Place *from) const;
+  ItemStatus commit_move(const Move &move) const;
+  uint64_t change_places(const Move &move, int64_t now);
+  uint64_t end_move(const Move &move);
+  void leave_move(uint32_t slot);
 
   // ---- of a restart
   bool restore_one(uint32_t slot, const uint8_t *record, size_t size);
@@ -237,6 +277,7 @@ class ChunkIndex {
   Writes writes_;
   Pins pins_;
   Condemned condemned_;
+  Moves moves_;
   std::unique_ptr<Policy> policy_;
   Random random_;
   uint64_t generations_ = 0, commits_ = 0;
@@ -275,6 +316,10 @@ inline uint32_t load_u32(const uint8_t *at) {
 }
 
 inline void append_u32(std::string *out, uint32_t value) {
+  out->append(reinterpret_cast<const char *>(&value), sizeof value);
+}
+
+inline void append_u64(std::string *out, uint64_t value) {
   out->append(reinterpret_cast<const char *>(&value), sizeof value);
 }
 

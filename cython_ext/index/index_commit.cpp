@@ -32,7 +32,7 @@ Outcome ChunkIndex::commit(uint32_t owner, Hashes hashes, const uint8_t *generat
       statuses[done] = static_cast<uint8_t>(status);
       if (status != ItemStatus::kOk) continue;
       record.clear();
-      encode(record_of(slot, *found, written_of(done)), slot, &record);
+      encode(record_of(slot, found, written_of(done), nullptr), slot, &record);
       append_u32(slots, slot);
       append_u32(records, static_cast<uint32_t>(record.size()));
       records->append(record);
@@ -86,7 +86,7 @@ ItemStatus ChunkIndex::commit_missing(uint32_t slot, uint32_t shard, uint64_t ge
   return its.state == ShardState::kCommitted ? ItemStatus::kAlready : ItemStatus::kNotOwner;
 }
 
-Record ChunkIndex::record_of(uint32_t slot, const Shard &committing, uint8_t written) const {
+Record ChunkIndex::record_of(uint32_t slot, const Shard *committing, uint8_t written, const Move *move) const {
   const Chunk &chunk = chunks_[slot];
   Record record{};
   std::memcpy(record.hash, chunk.hash, kHashBytes);
@@ -95,14 +95,15 @@ Record ChunkIndex::record_of(uint32_t slot, const Shard &committing, uint8_t wri
   record.shards = chunk.shards;
   for (uint32_t i = 0; i < chunk.shards; ++i) {
     const Shard &shard = chunk.shard(i);
-    const bool now = &shard == &committing;
+    const bool now = &shard == committing;
     if (shard.state == ShardState::kAbsent || shard.replicas == 0) continue;
     if (!now && shard.state == ShardState::kWriting && writes_.arena()[shard.write].commit == 0) continue;
     RecordShard &made = record.present.emplace_back();
     made = {static_cast<uint16_t>(i), shard.generation, shard.length, {}};
     for (uint32_t r = 0; r < shard.replicas; ++r) {
-      const Place place = chunks_.place(shard, r);
+      Place place = chunks_.place(shard, r);
       if (segments_.lost(place) || (now && (written >> r & 1) == 0)) continue;
+      if (move != nullptr && move->shard == i && place == move->from) place = move->to;
       made.extents.push_back(
           {segments_[place.segment].number, segments_[place.segment].space.offset(place.piece) * kUnit});
     }

@@ -79,8 +79,14 @@ ItemStatus ChunkIndex::start_one(const StartCall &call, size_t i, uint32_t *slot
     if (chunk.shards != call.shards) return chunk.committed > 0 ? ItemStatus::kConflict : ItemStatus::kWriting;
     Shard &shard = chunk.shard(call.shard);
     if (shard.state == ShardState::kWriting) return ItemStatus::kWriting;
+    if (shard.state == ShardState::kCommitted && !lost(shard)) {
+      return shard.length == length ? ItemStatus::kAlready : ItemStatus::kConflict;
+    }
+    const Move *move = moves_.of(*slot);
+    // The record of this chunk that is on its way says nothing of this put.
+    if (move != nullptr && move->committed) return ItemStatus::kWriting;
     if (shard.state == ShardState::kCommitted) {
-      if (!lost(shard)) return shard.length == length ? ItemStatus::kAlready : ItemStatus::kConflict;
+      if (move != nullptr && move->shard == call.shard) leave_move(*slot);
       // It is written anew, and its record in the store with it.
       free_places(shard);
       shard.state = ShardState::kAbsent;

@@ -132,6 +132,8 @@ Outcome ChunkIndex::reclaim(const uint8_t *slots, size_t count, int64_t now, uin
         }
         for (uint32_t r = 0; r < shard.replicas; ++r) condemned_.until_read(until, chunks_.place(shard, r));
       }
+      // Its new place, named by a record that the removal has taken away.
+      if (const Move *move = moves_.of(slot); move != nullptr) *bytes += end_move(*move);
       chunks_.give(slot);
     }
     condemned_.release_reads();  // when a slot was named twice

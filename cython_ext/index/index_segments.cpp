@@ -72,6 +72,8 @@ Outcome ChunkIndex::sweep(uint32_t count_max, std::string *slots, bool *complete
     for (uint32_t count = 0; at < all.end() && count < count_max; at = all.next_used(at + 1), ++count) {
       Chunk &chunk = chunks_[at];
       if (chunk.state != ChunkState::kLive) continue;
+      const Move *move = moves_.of(at);
+      if (move != nullptr && move->committed) continue;  // it names an extent, and may save the chunk
       bool gone = chunk.committed == 0;
       for (uint32_t i = 0; i < chunk.shards; ++i) {
         Shard &shard = chunk.shard(i);
@@ -97,7 +99,7 @@ Outcome ChunkIndex::chunks_in(uint32_t number, uint32_t count_max, std::string *
     std::unordered_set<uint32_t> seen;
     segment->space.each([&](uint32_t, uint32_t slot) {
       if (seen.size() >= count_max) return false;
-      if (visible(chunks_[slot]) && seen.insert(slot).second) append_key(keys, chunks_[slot]);
+      if (slot != kNone && visible(chunks_[slot]) && seen.insert(slot).second) append_key(keys, chunks_[slot]);
       return true;
     });
     return Outcome::kOk;

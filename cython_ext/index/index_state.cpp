@@ -10,6 +10,7 @@ Outcome ChunkIndex::stats(IndexStats *stats) noexcept {
     stats->chunks = listed_;
     stats->chunks_max = chunks_max_;
     stats->writing = writes_.count();
+    stats->moving = moves_.count();
     stats->pinned = pins_.count();
     stats->leased_until_ms = leased_until_.load();
     stats->evicted = evicted_;
@@ -22,8 +23,8 @@ Outcome ChunkIndex::stats(IndexStats *stats) noexcept {
       stats->free_bytes += space.free() * kUnit;
     });
     stats->memory_bytes = sizeof *this + chunks_.bytes() + table_.bytes() + segments_.bytes() + writes_.bytes() +
-                          pins_.bytes() + condemned_.bytes() + policy_->bytes() + touched_.capacity() * 4 +
-                          orphans_.size() * 128;
+                          pins_.bytes() + condemned_.bytes() + moves_.bytes() + policy_->bytes() +
+                          touched_.capacity() * 4 + orphans_.size() * 128;
     return Outcome::kOk;
   });
 }
@@ -82,6 +83,7 @@ std::string ChunkIndex::check_sums() {
   if (listed != listed_) return "the count of chunks is wrong";
   if (writes != writes_.count()) return "a write has no chunk";
   if (reserved != condemned_.reserved()) return "a write can not be given up, or room for that is lost";
+  moves_.each([&](const Move &move) { ++places[move.to.segment]; });
   size_t expected = condemned_.count(), lost = 0;
   for (uint32_t at = 0; at < segments_.end(); ++at) {
     if (!segments_.used(at)) continue;

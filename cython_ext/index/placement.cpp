@@ -39,7 +39,8 @@ Placement::Placement(Segments &segments, const std::vector<uint32_t> &avoid, uin
 bool Placement::fits(const Candidate &candidate, uint32_t replica, const Place *places, bool on_host) const {
   if (candidate.tried == item_ || (on_host && candidate.segment->host != host_)) return false;
   for (uint32_t r = 0; r < replica; ++r) {
-    if (segments_[places[r].segment].host == candidate.segment->host) return false;
+    const Segment &other = segments_[places[r].segment];
+    if (one_per_host_ ? other.host == candidate.segment->host : &other == candidate.segment) return false;
   }
   return true;
 }
@@ -92,6 +93,20 @@ bool Placement::place_one(uint64_t units, uint32_t replica, Place *places) {
     }
   }
   return false;
+}
+
+bool Placement::place_beside(uint64_t units, const Place *others, uint32_t count, Place *place) {
+  Place places[kReplicasMax] = {};
+  std::copy_n(others, count, places);
+  ++item_;
+  bool placed = place_one(units, count, places);
+  if (!placed && count > 0) {
+    one_per_host_ = false;
+    placed = place_one(units, count, places);
+    one_per_host_ = true;
+  }
+  *place = places[count];
+  return placed;
 }
 
 Placement::Result Placement::place(uint64_t units, Place *places, uint32_t *count) {

@@ -21,6 +21,8 @@ class Placement {
 
   // Extents of so many units on as many hosts as there are, at most `replicas`: all of them or none.
   Result place(uint64_t units, Place *places, uint32_t *count);
+  // One extent more, on another host than those at `others`, or else in another segment.
+  bool place_beside(uint64_t units, const Place *others, uint32_t count, Place *place);
 
  private:
   struct Candidate {
@@ -46,6 +48,7 @@ class Placement {
   uint64_t units_max_;
   uint64_t no_room_for_ = UINT64_MAX;
   uint32_t item_ = 0;
+  bool one_per_host_ = true;  // otherwise one per segment
   std::vector<Candidate> candidates_;
   Sticky sticky_[kReplicasMax];
 };

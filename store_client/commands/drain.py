@@ -1,21 +1,138 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``moonpool drain``: put nothing more into a segment."""
+"""``moonpool drain``: empty a segment, so that its node can leave."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
 import click
 
+from moonpool.proto import pool_pb2 as pb
 from moonpool.store_client.commands.common import connected, open_client
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from moonpool.store_client import StoreClient
 
 __all__ = ["drain"]
 
+_LOOK: Final = 0.2
+# For so long nothing has changed, and nothing is under way: what is left has no place to go. Where nothing was refused,
+# it may be waiting for readers and writers.
+_PATIENCE: Final = 10.0
+_PATIENCE_WITH_OTHERS: Final = 60.0
 
-@click.command(short_help="Put nothing more into a segment.")
-@click.argument("segment", type=click.IntRange(min=0, max=0xFFFFFFFE))
-@click.option("--undo", is_flag=True, help="Use it again.")
+
+@click.command(short_help="Empty a segment, so that its node can leave.")
+@click.argument("segment", metavar="SEGMENT|NODE")
+@click.option("--undo", is_flag=True, help="Stop, and use it again.")
+@click.option("--wait", is_flag=True, help="Until it is empty, or what is left cannot move.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @connected
-def drain(segment: int, undo: bool, master: str | None, timeout: str | None, config: str | None) -> None:
-    """Put nothing more into SEGMENT, a number that `moonpool ls` shows. What it has stays until it is evicted."""
+def drain(
+    segment: str,
+    undo: bool,
+    wait: bool,
+    as_json: bool,
+    master: str | None,
+    timeout: str | None,
+    config: str | None,
+) -> None:
+    """Put nothing more into a segment, and move what it has to others.
+
+    SEGMENT is a number that `moonpool ls` shows, or the name of a node. The node can be stopped without a loss when it
+    is empty, which --wait waits for. That fails when something stays, because there is no room elsewhere.
+    """
+    if undo and wait:
+        raise click.UsageError("--undo and --wait exclude each other")
     with open_client(master, timeout, config) as client:
-        chunks = client.drain(segment, undo=undo)
-    click.echo(f"segment {segment} is {'used again' if undo else 'draining'}: it has {chunks} chunks")
+        number = _number(client, segment)
+        chunks = client.drain(number, undo=undo)
+        left = _wait(client, number, shown=not as_json) if wait else _segment(client, number)
+    draining = left.draining if left is not None else pb.Draining()
+    if as_json:
+        click.echo(
+            json.dumps(
+                {
+                    "segment": number,
+                    "state": "gone" if left is None else pb.SegmentState.Name(left.state).lower(),
+                    "chunks": 0 if left is None else left.chunks,
+                    "moved": draining.moved,
+                    "moving": draining.moving,
+                    "stuck": draining.stuck,
+                },
+                indent=2,
+            )
+        )
+    elif not wait:
+        click.echo(f"segment {number} is {'used again' if undo else 'draining'}: it has {chunks} chunks")
+    if wait:
+        _judge(left, number, quiet=as_json)
+
+
+def _judge(left: pb.Segment | None, number: int, *, quiet: bool) -> None:
+    if left is None:
+        raise click.ClickException(f"segment {number} is gone: its node has left, or is lost")
+    if left.state not in (pb.DRAINING, pb.QUARANTINED):
+        raise click.ClickException(f"segment {number} is used again: the drain was undone")
+    if left.chunks:
+        raise click.ClickException(
+            f"{left.chunks} chunks stay in segment {number}: there is no room for them elsewhere, or they could not be "
+            "copied. More nodes, fewer pins, or --undo"
+        )
+    if not quiet:
+        click.echo(f"segment {number} is empty: its node can be stopped")
+
+
+def _number(client: StoreClient, text: str) -> int:
+    if text.isdecimal():
+        return int(text)
+    its = [one.segment for one in client.segments() if one.node == text]
+    if len(its) != 1:
+        raise click.ClickException(
+            f"there is no node {text!r}" if not its else f"node {text!r} has several segments: {sorted(its)}"
+        )
+    return its[0]
+
+
+def _segment(client: StoreClient, number: int) -> pb.Segment | None:
+    return next((one for one in client.segments() if one.segment == number), None)
+
+
+def _wait(client: StoreClient, number: int, *, shown: bool) -> pb.Segment | None:
+    """Return the segment when it is empty, when nothing has moved for a while, or when it is not drained any more."""
+    before, since = None, time.monotonic()
+    with _progress(shown) as (progress, task):
+        while True:
+            one = _segment(client, number)
+            if one is None or one.state not in (pb.DRAINING, pb.QUARANTINED) or not one.chunks:
+                return one
+            now = (one.chunks, one.draining.moved, one.draining.moving)
+            if now != before:
+                before, since = now, time.monotonic()
+            patience = _PATIENCE if one.draining.stuck else _PATIENCE_WITH_OTHERS
+            if not one.draining.moving and time.monotonic() - since > patience:
+                return one
+            if progress is not None:
+                done = one.draining.moved
+                text = f"{one.chunks:,} left, {one.draining.stuck:,} find no room"
+                progress.update(task, completed=done, total=done + one.chunks, description=text)
+            time.sleep(_LOOK)
+
+
+@contextlib.contextmanager
+def _progress(shown: bool) -> Iterator[tuple[Progress | None, Any]]:
+    if not shown:
+        yield None, None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        yield progress, progress.add_task("draining", total=None)

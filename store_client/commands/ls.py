@@ -29,7 +29,16 @@ def as_dict(segment: pb.Segment) -> dict[str, Any]:
         "used_bytes": segment.used_bytes,
         "largest_free_bytes": segment.largest_free_bytes,
         "chunks": segment.chunks,
+        "draining": draining(segment),
     }
+
+
+def draining(segment: pb.Segment) -> dict[str, int] | None:
+    """Return how far a drain has got, for JSON; None: there is none."""
+    if not segment.HasField("draining"):
+        return None
+    its = segment.draining
+    return {"moved": its.moved, "moving": its.moving, "stuck": its.stuck}
 
 
 def fill_bar(used: int, capacity: int) -> str:
@@ -53,6 +62,8 @@ def segment_table(segments: list[pb.Segment]) -> Any:
     table.add_column("used", no_wrap=True)
     for one in sorted(segments, key=lambda one: one.segment):
         state = pb.SegmentState.Name(one.state).lower()
+        if one.draining.stuck:
+            state += f", {one.draining.stuck:,} stuck"
         table.add_row(
             str(one.segment),
             one.node,

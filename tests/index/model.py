@@ -6,6 +6,7 @@ It does not place extents: it is told where they are and says whether that may b
 
 from __future__ import annotations
 
+from index.model_moves import Moves
 from index.model_parts import Chunk, Extent, Key, Lru, Row, Segment, Shard, Status, size_of
 
 
@@ -21,6 +22,7 @@ class Model:
         self.fences: dict[tuple[int, int], dict[int, Extent]] = {}  # owner, segment -> generation -> extent
         self.read: list[tuple[int, Extent]] = []  # until when
         self.pins: dict[tuple[int, int], list[Chunk]] = {}  # owner, pin
+        self.moves = Moves(self)
         self.lru = Lru()
         self.orphans: dict[Key, list[Chunk]] = {}  # while restoring, by the parent that is not there yet
         self.sweep_at = 0
@@ -48,6 +50,7 @@ class Model:
         everything = [e for chunk in self.slots.values() for shard in chunk.shards.values() for e in shard.extents]
         everything += [extent for waiting in self.fences.values() for extent in waiting.values()]
         everything += [extent for _, extent in self.read]
+        everything += [move.new for move in self.moves.all.values()]
         return [extent for extent in everything if not self.lost(extent)]
 
     def largest_gap(self, segment: Segment) -> int:
@@ -71,13 +74,13 @@ class Model:
         if chunk.count != shards:
             return Status.CONFLICT if any(s.committed for s in chunk.shards.values()) else Status.WRITING
         its = chunk.shards.get(shard)
-        if its is None:
-            return Status.OK
-        if not its.committed:
-            return Status.WRITING
-        if self.has(its):
+        if its is not None and its.committed and self.has(its):
             return Status.ALREADY if its.length == length else Status.CONFLICT
-        del chunk.shards[shard]  # written anew
+        if (its is not None and not its.committed) or self.moves.on_its_way(chunk):
+            return Status.WRITING
+        if its is not None:
+            self.moves.leave(chunk, shard)
+            del chunk.shards[shard]  # written anew
         return Status.OK
 
     def room(self, length: int, replicas: int, avoid: list[int]) -> Status:
@@ -289,6 +292,7 @@ class Model:
     def forget(self, chunk: Chunk) -> None:
         """Gone for every call."""
         chunk.removed = True
+        self.moves.leave(chunk)
         self.lru.remove(chunk)
         for child in chunk.children:
             child.parent = None
@@ -359,6 +363,7 @@ class Model:
                     self.read.append((chunk.leased_until, extent))
                 else:
                     freed += extent.size
+            freed += self.moves.reclaimed(chunk)
         freed += sum(extent.size for until, extent in self.read if until <= now and not self.lost(extent))
         self.read = [(until, extent) for until, extent in self.read if until > now]
         return freed
@@ -376,6 +381,8 @@ class Model:
         for slot in ahead[:count_max]:
             chunk = self.slots[slot]
             committed = [shard for shard in chunk.shards.values() if shard.committed]
+            if self.moves.on_its_way(chunk):
+                continue
             lost = not committed or not all(map(self.has, committed))
             if lost and not chunk.written and not chunk.removed:
                 self.forget(chunk)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from index.model_parts import Status
 
-from moonpool._index import EXTENT_BYTES, NO_SEGMENT
+from moonpool._index import EXTENT_BYTES, MOVE_BYTES, NO_SEGMENT
 
 
 def hash_of(name: object) -> bytes:
@@ -54,6 +54,14 @@ def pack_records(records: Sequence[bytes]) -> bytes:
 
 def statuses_of(packed: bytes) -> list[Status]:
     return [Status(value) for value in packed]
+
+
+def unpack_moves(packed: bytes) -> list[tuple[int, int, int, int, int, int, int, int, bytes]]:
+    """(number, segment it leaves, segment it goes to, generation, offset there, offset here, length, shard, hash)."""
+    moves = list(struct.iter_unpack("<QIIQQQQII32s", packed))
+    assert struct.calcsize("<QIIQQQQII32s") == MOVE_BYTES
+    assert all(move[8] == 0 for move in moves)
+    return [(*move[:8], move[9]) for move in moves]
 
 
 def unpack_extents(packed: bytes, replicas: int) -> list[list[tuple[int, int, int, int]]]:

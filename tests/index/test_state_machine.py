@@ -18,12 +18,13 @@ from index.packing import (
     u64s,
     unpack_extents,
     unpack_keys,
+    unpack_moves,
     unpack_pairs,
     unpack_records,
     unpack_u32s,
 )
 
-from moonpool._index import ChunkIndex
+from moonpool._index import NO_SEGMENT, ChunkIndex
 
 CHUNKS_MAX = 12
 NO_HASH = bytes(32)
@@ -45,6 +46,8 @@ class IndexAgainstModel(RuleBasedStateMachine):
         self.lost: list[int] = []
         self.rows: dict[int, tuple[bytes, Row]] = {}  # what is durable
         self.commits: list[list[tuple[int, bytes, Row]]] = []  # what waits for that
+        self.moves: list[int] = []  # whose bytes are copied
+        self.moved: list[tuple[list[int], list[tuple[int, bytes, Row]]]] = []  # whose records wait to be durable
         self.started: list[tuple[int, Key, int, int]] = []  # owner, key, shard, generation
         self.deletes: list[int] = []  # slots whose removal is not durable yet
 
@@ -301,6 +304,119 @@ class IndexAgainstModel(RuleBasedStateMachine):
     def unpin(self, owner: int, pin: int) -> None:
         assert self.index.unpin(owner, pin) == self.model.unpin(owner, pin)
 
+    # ---------------------------------------------------------------- moves
+
+    @precondition(lambda self: self.model.segments)
+    @rule(data=st.data(), limited=st.booleans())
+    def move_out(self, data: st.DataObject, limited: bool) -> None:
+        number = data.draw(st.sampled_from(list(self.model.segments)))
+        avoid = data.draw(st.lists(st.sampled_from([*self.model.segments, 99]), max_size=1))
+        movable = self.model.moves.movable(number)
+        looked_at = len(movable)
+        bounds = (2, 1, 100, 600) if limited else (1000, 1000, 1 << 40, 1 << 40)
+        packed, following, no_room = self.index.move_out(number, 0, *bounds, avoid, self.now)
+        moves = unpack_moves(packed)
+        assert not limited or len(moves) <= 1
+        for move in moves:
+            old = self.moves_begins(move)
+            assert not limited or old.size <= 600
+            key = next(k for k, extent in movable.items() if extent == old)
+            assert move[2] in self.model.moves.targets(*key, old, avoid)
+            self.begin_move(move, key[0])
+            movable = {k: extent for k, extent in movable.items() if k[0] != key[0]}
+        if not limited:
+            assert following == NO_SEGMENT
+            # One shard of a chunk may have found room after another one had not.
+            assert len(movable) <= no_room <= looked_at
+            assert not any(self.model.moves.targets(*key, old, avoid) for key, old in movable.items())
+
+    @precondition(lambda self: self.model.segments)
+    @rule(data=st.data(), space=spaces, hashes=batches, most=st.integers(0, 5))
+    def move_to(self, data: st.DataObject, space: int, hashes: list[bytes], most: int) -> None:
+        number = data.draw(st.sampled_from(list(self.model.segments)))
+        packed, moves = self.index.move_to(space, b"".join(hashes), number, most, 1 << 40)
+        begun = iter(unpack_moves(moves))
+        for name, status in zip(hashes, statuses_of(packed), strict=True):
+            expected, shard, old = self.model.moves.may_go((space, name), number, most == 0)
+            assert status is expected
+            if status is Status.OK:
+                move = next(begun)
+                assert (self.moves_begins(move), move[7], move[2]) == (old, shard, number)
+                self.begin_move(move, (space, name))
+                most -= 1
+        assert next(begun, None) is None
+
+    def moves_begins(self, move: tuple[int, int, int, int, int, int, int, int, bytes]) -> Extent:
+        """The old extent."""
+        return Extent(move[1], move[4], size_of(move[6]))
+
+    def begin_move(self, move: tuple[int, int, int, int, int, int, int, int, bytes], key: Key) -> None:
+        number, _, to, generation, _, offset, length, shard, name = move
+        its = self.model.chunks[key].shards[shard]
+        assert (key[1], its.generation, its.length) == (name, generation, length)
+        new = Extent(to, offset, size_of(length))
+        assert new.offset + new.size <= self.model.segments[to].capacity
+        for other in self.model.taken():
+            apart = new.offset + new.size <= other.offset or other.offset + other.size <= new.offset
+            assert new.segment != other.segment or apart, "two extents overlap"
+        self.model.moves.begin(number, key, shard, self.moves_begins(move), new)
+        self.moves.append(number)
+
+    @precondition(lambda self: self.moves)
+    @rule(data=st.data())
+    def commit_moves(self, data: st.DataObject) -> None:
+        self.commit_moves_of(data.draw(st.lists(st.sampled_from(self.moves), min_size=1, max_size=4)))
+
+    def commit_moves_of(self, chosen: list[int]) -> None:
+        statuses, slots, records = self.index.commit_moves(u64s(chosen))
+        expected, rows = [], []
+        for number in chosen:
+            status, row = self.model.moves.commit(number)
+            expected.append(status)
+            if row is not None:
+                rows.append(row)
+        assert statuses_of(statuses) == expected
+        assert unpack_u32s(slots) == [slot for slot, _ in rows]
+        good = [number for number, status in zip(chosen, expected, strict=True) if status is Status.OK]
+        made = [(slot, record, row) for (slot, row), record in zip(rows, unpack_records(records), strict=True)]
+        self.moves = [number for number in self.moves if number not in good]
+        self.moved.append((good, made))
+
+    @precondition(lambda self: self.model.segments)
+    @rule(data=st.data(), lease=st.sampled_from([0, 0, 20]), meanwhile=st.sampled_from(["", "", "remove", "drop"]))
+    def drain(self, data: st.DataObject, lease: int, meanwhile: str) -> None:
+        """Moves to their end, perhaps while the chunks are read, and removed or lost."""
+        self.move_out(data, False)
+        if not self.moves:
+            return
+        chunks = [move.chunk for move in self.model.moves.all.values() if move.chunk is not None]
+        for space, name in [chunk.key for chunk in chunks]:
+            self.match_prefix(space, [name], lease)
+        self.commit_moves_of(list(self.moves))
+        for space, name in [chunk.key for chunk in chunks] if meanwhile == "remove" else []:
+            self.remove(space, [name])
+        if meanwhile == "drop":
+            self.drop_segment(data)
+        self.publish_moves(True, -1)
+
+    @precondition(lambda self: self.moved)
+    @rule(durable=st.booleans(), any_=st.integers(0, 3))
+    def publish_moves(self, durable: bool, any_: int) -> None:
+        numbers, rows = self.moved.pop(any_ % len(self.moved))
+        if durable:
+            self.rows.update({slot: (record, row) for slot, record, row in rows})
+            freed = self.index.publish_moves(u64s(numbers), self.now)
+            assert freed == self.model.moves.publish(numbers, self.now)
+        else:
+            assert self.index.abort_moves(u64s(numbers)) == self.model.moves.abort(numbers)
+
+    @precondition(lambda self: self.moves)
+    @rule(data=st.data())
+    def abort_move(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(self.moves))
+        if not any(number in numbers for numbers, _ in self.moved):
+            assert self.index.abort_moves(u64s([number])) == self.model.moves.abort([number])
+
     # ---------------------------------------------------------------- removal
 
     @rule(space=spaces, hashes=batches)
@@ -331,6 +447,8 @@ class IndexAgainstModel(RuleBasedStateMachine):
         slots = [] if later else self.deletes
         for slot in slots:
             self.rows.pop(slot, None)
+        # Their records came before the removal.
+        self.moved = [(numbers, [row for row in rows if row[0] not in slots]) for numbers, rows in self.moved]
         assert self.index.reclaim(u32s(slots), self.now) == self.model.reclaim(slots, self.now)
         self.deletes = self.deletes if later else []
 
@@ -344,6 +462,9 @@ class IndexAgainstModel(RuleBasedStateMachine):
     def restart(self, order: random.Random, damaged: bool) -> None:
         """The process ends; what is durable comes back, and then the segments."""
         self.epoch += 1
+        for _, rows in self.moved:
+            if order.random() < 0.5:  # durable, and not published
+                self.rows.update({slot: (record, row) for slot, record, row in rows})
         segments = list(self.model.segments.values())
         slots = list(self.rows)
         order.shuffle(slots)
@@ -377,10 +498,12 @@ class IndexAgainstModel(RuleBasedStateMachine):
         for segment in segments:
             segment.writable = segment.readable = True
             self.index.add_segment(segment.number, segment.capacity, segment.host, 0, self.now)
-        self.commits, self.started, self.deletes = [], [], []
+        self.commits, self.started, self.deletes, self.moves, self.moved = [], [], [], [], []
         if refused:
             named, _ = self.index.sweep(0)
             assert unpack_u32s(named) == refused
+            # The round has begun, and the slots that are named here are still taken.
+            self.model.sweep_at = min([*refused, *self.model.slots])
             for slot in refused:
                 del self.rows[slot]
             assert self.index.reclaim(named, self.now) == 0
@@ -401,6 +524,7 @@ class IndexAgainstModel(RuleBasedStateMachine):
         shards = [shard for chunk in self.model.slots.values() for shard in chunk.shards.values()]
         assert stats["chunks"] == len(self.model.lru.order) + len(self.model.lru.parked)
         assert stats["writing"] == sum(not shard.committed for shard in shards)
+        assert stats["moving"] == len(self.model.moves.all)
         assert stats["pinned"] == sum(map(len, self.model.pins.values()))
         assert stats["evicted"] == self.model.evicted
         writable = [segment for segment in self.model.segments.values() if segment.writable]

@@ -11,7 +11,7 @@ import pytest
 from master_testing import Member, call, eventually, hashes
 
 from moonpool.master import Master
-from moonpool.master.errors import InvalidRequestError, SessionUnknownError, UnsupportedError
+from moonpool.master.errors import InvalidRequestError, SegmentUnknownError, SessionUnknownError
 from moonpool.proto import pool_pb2 as pb
 
 Start = Callable[..., Master]
@@ -270,8 +270,8 @@ def test_what_a_client_gets_wrong_is_its_own_error(pool: tuple[Member, Member]) 
         request = pb.PutStartRequest(session=session, namespace="ns", hashes=chunks, lengths=bytes(8))
         with pytest.raises(SessionUnknownError):
             call(client.pool.PutStart, request)
-    with pytest.raises(UnsupportedError, match="not there yet"):
-        call(client.pool.Move, pb.MoveRequest(namespace="ns", hashes=chunks, segment=1))
+    with pytest.raises(SegmentUnknownError):
+        call(client.pool.Move, pb.MoveRequest(namespace="ns", hashes=chunks, segment=9))
     assert client.put(hashes(1)) == bytes(1)
 
 

@@ -214,6 +214,54 @@ def test_removals_and_draining_outlive_a_restart(run: Callable[..., Process], jo
     assert client.segments()[segment].state == pb.DRAINING
 
 
+def test_moves_that_are_not_durable_have_not_happened(run: Callable[..., Process], join: Join) -> None:
+    """The master is killed while a node copies: what is durable counts, and the room of the rest is free."""
+    master = run()
+    old = join(master.address, pb.NODE, host="old")
+    new = join(master.address, pb.NODE, host="new", answers=False)
+    assert [old.mount(MIB), new.mount(MIB)] == [1, 2]
+    client = join(master.address)
+    moved, under_way = hashes(3), hashes(3)
+    assert not any(client.put(moved + under_way, avoid=[2]))
+    for chunks in (moved, under_way):
+        assert client.move(chunks, 2, wait_ms=50) == bytes([pb.WRITING] * 3)
+        if chunks == moved:
+            new.copy_done(eventually(lambda: new.copies, "the copy")[0])
+            eventually(lambda: client.where(moved) == [2] * 3, "the moves")
+    late = eventually(lambda: len(new.copies) == 2 and new.copies[1], "the second copy")
+    master.end(signal.SIGKILL)
+
+    master = run()
+    client = join(master.address)
+    new = join(master.address, pb.NODE, host="new", incarnation=new.incarnation)
+    assert new.mount(MIB, segment=2) == 2
+    assert join(master.address, pb.NODE, host="old", incarnation=old.incarnation).mount(MIB, segment=1) == 1
+    new.copy_done(late)  # it knows nothing of that one
+    assert client.where(moved + under_way) == [2] * 3 + [1] * 3
+    assert client.segments()[2].chunks == 3
+    # Moves begin again when the readers of before are through.
+    assert eventually(lambda: client.move(under_way, 2) == bytes([pb.ALREADY] * 3), "the moves")
+
+
+def test_a_drain_goes_on_after_a_restart(run: Callable[..., Process], join: Join) -> None:
+    master = run(drain_rate=str(20_000))
+    old, new = (join(master.address, pb.NODE, host=host) for host in ("old", "new"))
+    assert [old.mount(MIB), new.mount(MIB)] == [1, 2]
+    client = join(master.address)
+    chunks = hashes(40)
+    assert not any(client.put(chunks, 1000, avoid=[2]))
+    call(client.pool.Drain, pb.DrainRequest(segment=1))
+    eventually(lambda: client.segments()[1].chunks < 40, "a beginning")
+    master.end(signal.SIGKILL)
+
+    master = run()
+    client = join(master.address)
+    for node, number in ((old, 1), (new, 2)):
+        join(master.address, pb.NODE, host=f"{number}", incarnation=node.incarnation).mount(MIB, segment=number)
+    eventually(lambda: client.segments()[1].chunks == 0, "an empty segment")
+    assert client.where(chunks) == [2] * 40
+
+
 def test_sigterm_ends_it_in_good_order(run: Callable[..., Process], join: Join) -> None:
     master = run()
     client = join(master.address)

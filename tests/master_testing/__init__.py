@@ -68,7 +68,13 @@ class Given:
 
 
 class Member:
-    """A session: sends heartbeats from its own thread, and answers fences unless told otherwise."""
+    """A session: sends heartbeats from its own thread, and answers fences and copies unless told otherwise.
+
+    Attributes:
+        fences: that came.
+        copies: that came.
+        copied: the status of every extent of those that are answered at once.
+    """
 
     def __init__(
         self,
@@ -92,6 +98,8 @@ class Member:
         self.probes: list[pb.Probe] = []
         #: What it says of segments that it is to probe; None: nothing.
         self.reaches: bool | None = True
+        self.copies: list[pb.Copy] = []
+        self.copied = pb.OK
         self.header = pb.Header()
         self._hello = pb.Hello(
             session=self.id, kind=kind, name=host or "member", host_id=host, incarnation=self.incarnation, pins=pins
@@ -112,6 +120,8 @@ class Member:
         assert first.WhichOneof("kind") == "welcome"
         self.header = first.header
         self.welcome = first.welcome
+        if kind == pb.NODE:
+            self._outbox.put(pb.HeartbeatRequest(copies_over=pb.CopiesOver()))
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
 
@@ -139,6 +149,10 @@ class Member:
                     if self.reaches is not None:
                         done = pb.ProbeDone(probe=reply.probe.probe, works=self.reaches, cause="a test")
                         self._outbox.put(pb.HeartbeatRequest(probe_done=done))
+                elif reply.WhichOneof("kind") == "copy":
+                    self.copies.append(reply.copy)
+                    if self.answers:
+                        self.copy_done(reply.copy, self.copied)
         except grpc.RpcError as error:
             self.error = error
         self._ended.set()
@@ -148,6 +162,9 @@ class Member:
 
     def say(self, message: pb.HeartbeatRequest) -> None:
         self._outbox.put(message)
+    def copy_done(self, copy: pb.Copy, status: int = pb.OK) -> None:
+        statuses = bytes([status]) * (len(copy.extents) // 72)
+        self._outbox.put(pb.HeartbeatRequest(copy_done=pb.CopyDone(copy=copy.copy, statuses=statuses, cause="a test")))
 
     @property
     def ended(self) -> bool:
@@ -243,6 +260,20 @@ class Member:
     def remove(self, chunks: bytes, namespace: str = "ns") -> bytes:
         statuses: bytes = call(self.pool.Remove, pb.RemoveRequest(namespace=namespace, hashes=chunks)).statuses
         return statuses
+
+    def move(self, chunks: bytes, segment: int, wait_ms: int = 10_000, namespace: str = "ns") -> bytes:
+        request = pb.MoveRequest(namespace=namespace, hashes=chunks, segment=segment, wait_ms=wait_ms)
+        statuses: bytes = call(self.pool.Move, request).statuses
+        return statuses
+
+    def drain(self, segment: int, undo: bool = False) -> pb.DrainReply:
+        return call(self.pool.Drain, pb.DrainRequest(segment=segment, undo=undo))
+
+    def where(self, chunks: bytes, namespace: str = "ns") -> list[int]:
+        """The segment of the first replica of each."""
+        reply = self.locate(chunks, namespace=namespace)
+        step = 32 * reply.replicas
+        return [int.from_bytes(reply.extents[at + 24 :][:4], "little") for at in range(0, len(reply.extents), step)]
 
     def report(self, segment: int) -> None:
         call(self.pool.ReportFailure, pb.ReportFailureRequest(session=self.id, segment=segment, cause="a test"))

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Moves of replicas to other segments. A chunk has one at most. Its new place belongs to the move until the record that
+// names it is durable; then it changes places with the old one, which is free when its readers are through.
+#include <algorithm>
+
+#include "index.hpp"
+
+namespace moonpool::index {
+
+namespace {
+
+void append_move(std::string *out, const Move &move, const Segments &segments, const Chunk &chunk) {
+  const Segment &from = segments[move.from.segment], &to = segments[move.to.segment];
+  const Shard &shard = chunk.shard(move.shard);
+  append_u64(out, move.id);
+  append_u32(out, from.number);
+  append_u32(out, to.number);
+  append_u64(out, shard.generation);
+  append_u64(out, from.space.offset(move.from.piece) * kUnit);
+  append_u64(out, to.space.offset(move.to.piece) * kUnit);
+  append_u64(out, shard.length);
+  append_u32(out, move.shard);
+  append_u32(out, 0);
+  out->append(reinterpret_cast<const char *>(chunk.hash), kHashBytes);
+}
+
+}  // namespace
+
+// Whether a move of it may begin.
+bool ChunkIndex::may_move(uint32_t slot) {
+  return chunks_[slot].state == ChunkState::kLive && chunks_[slot].writes == 0 && moves_.of(slot) == nullptr;
+}
+
+// Of a chunk that lies there. False: there is no such extent, or it may not move.
+bool ChunkIndex::movable(uint32_t slot, Place from, uint32_t *shard) {
+  if (!may_move(slot)) return false;
+  const Chunk &chunk = chunks_[slot];
+  for (uint32_t i = 0; i < chunk.shards; ++i) {
+    if (chunk.shard(i).state != ShardState::kCommitted) continue;
+    for (uint32_t r = 0; r < chunk.shard(i).replicas; ++r) {
+      if (chunks_.place(chunk.shard(i), r) != from) continue;
+      *shard = i;
+      return true;
+    }
+  }
+  return false;
+}
+
+Outcome ChunkIndex::move_out(const MoveOutCall &call, std::string *moves, uint32_t *next, uint64_t *no_room) noexcept {
+  return guarded([&] {
+    const Exclusive held = exclusive();
+    *next = kNone;
+    *no_room = 0;
+    const Segment *segment = segments_.find(call.segment);
+    if (segment == nullptr) return Outcome::kUnknownSegment;
+    if (!segment->readable) return Outcome::kOk;
+    const auto at = static_cast<uint16_t>(segments_.place_of(call.segment));
+    std::vector<uint32_t> avoid = call.avoid;
+    avoid.push_back(call.segment);
+    Placement placement(segments_, avoid, 0, 1, call.now, random_);
+    uint32_t count = 0, looks = call.looks_max;
+    uint64_t bytes = 0;
+    *next = segment->space.each_from(call.begin, [&](uint32_t piece, uint32_t slot) {
+      if (looks == 0 || count >= call.count_max || bytes >= call.bytes_max) return false;
+      --looks;
+      uint32_t shard = 0;
+      const Place from{piece, at};
+      if (slot == kNone || !movable(slot, from, &shard)) return true;
+      Place to = {};
+      if (bytes + segments_.bytes(from) > call.room ||
+          !place_elsewhere(placement, chunks_[slot].shard(shard), from, &to)) {
+        ++*no_room;
+        return true;
+      }
+      append_move(moves, begin_move(slot, shard, from, to), segments_, chunks_[slot]);
+      bytes += segments_.bytes(to);
+      ++count;
+      return true;
+    });
+    return Outcome::kOk;
+  });
+}
+
+bool ChunkIndex::place_elsewhere(Placement &placement, const Shard &shard, Place from, Place *to) {
+  Place others[kReplicasMax] = {};
+  uint32_t count = 0;
+  for (uint32_t r = 0; r < shard.replicas; ++r) {
+    const Place place = chunks_.place(shard, r);
+    if (place != from && !segments_.lost(place)) others[count++] = place;
+  }
+  return placement.place_beside(segments_[from.segment].space.units(from.piece), others, count, to);
+}
+
+Move &ChunkIndex::begin_move(uint32_t slot, uint32_t shard, Place from, Place to) {
+  try {
+    return moves_.add(slot, shard, from, to);
+  } catch (...) {
+    segments_.give(to);
+    throw;
+  }
+}
+
+Outcome ChunkIndex::move_to(const MoveToCall &call, uint8_t *statuses, std::string *moves) noexcept {
+  return guarded([&] {
+    const Exclusive held = exclusive();
+    Segment *target = segments_.find(call.segment);
+    if (target == nullptr) return Outcome::kUnknownSegment;
+    const auto at = static_cast<uint16_t>(segments_.place_of(call.segment));
+    uint32_t count = 0;
+    uint64_t bytes = 0;
+    find_each(call.hashes, [&](size_t i, uint32_t slot) {
+      const bool enough = count >= call.count_max || bytes >= call.bytes_max;
+      const Move *move = nullptr;
+      const ItemStatus status = move_one(slot, *target, at, enough, &move);
+      statuses[i] = static_cast<uint8_t>(status);
+      if (status != ItemStatus::kOk) return true;
+      append_move(moves, *move, segments_, chunks_[slot]);
+      bytes += segments_.bytes(move->to);
+      ++count;
+      return true;
+    });
+    return Outcome::kOk;
+  });
+}
+
+ItemStatus ChunkIndex::move_one(uint32_t slot, Segment &target, uint16_t at, bool enough, const Move **made) {
+  if (slot == kNone || !visible(chunks_[slot])) return ItemStatus::kNotFound;
+  const Chunk &chunk = chunks_[slot];
+  uint32_t shard = 0;
+  while (shard < chunk.shards && lies_in(chunk.shard(shard), at)) ++shard;
+  if (shard == chunk.shards) return ItemStatus::kAlready;
+  if (enough || !may_move(slot)) return ItemStatus::kWriting;
+  Place from = {};
+  if (!source_of(chunk.shard(shard), target, &from)) return ItemStatus::kNotFound;
+  const uint64_t units = segments_[from.segment].space.units(from.piece);
+  if (units > target.space.capacity()) return ItemStatus::kTooLarge;
+  const uint32_t piece = target.writable ? target.space.take(units) : kNone;
+  if (piece == kNone) return ItemStatus::kNoSpace;
+  *made = &begin_move(slot, shard, from, {piece, at});
+  return ItemStatus::kOk;
+}
+
+bool ChunkIndex::lies_in(const Shard &shard, uint16_t segment) const {
+  for (uint32_t r = 0; r < shard.replicas; ++r) {
+    if (chunks_.place(shard, r).segment == segment) return true;
+  }
+  return false;
+}
+
+// The replica that goes: one on the target's own host, so that the others stay on different ones; else one that lies
+// where nothing new is put; else the first. Only what can be read can be copied.
+bool ChunkIndex::source_of(const Shard &shard, const Segment &target, Place *from) const {
+  int best = -1;
+  for (uint32_t r = 0; r < shard.replicas; ++r) {
+    const Place place = chunks_.place(shard, r);
+    const Segment &segment = segments_[place.segment];
+    if (segment.host == target.host && !segment.dropped && !segment.readable) return false;
+    if (!segment.readable) continue;
+    const int worth = segment.host == target.host ? 2 : segment.writable ? 0 : 1;
+    if (worth > best) *from = place;
+    best = std::max(best, worth);
+  }
+  return best >= 0;
+}
+
+Outcome ChunkIndex::commit_moves(const uint8_t *ids, size_t count, uint8_t *statuses, std::string *slots,
+                                 std::string *records) noexcept {
+  return guarded([&] {
+    const Exclusive held = exclusive();
+    std::string record;
+    for (size_t i = 0; i < count; ++i) {
+      Move *move = moves_.find(load_u64(ids + i * 8));
+      ItemStatus status = ItemStatus::kNotFound;
+      if (move != nullptr && !move->committed) {
+        status = commit_move(*move);
+        if (status == ItemStatus::kOk) {
+          record.clear();
+          encode(record_of(move->slot, move), move->slot, &record);
+          append_u32(slots, move->slot);
+          append_u32(records, static_cast<uint32_t>(record.size()));
+          records->append(record);
+          move->committed = true;
+        } else {
+          end_move(*move);
+        }
+      }
+      statuses[i] = static_cast<uint8_t>(status);
+    }
+    return Outcome::kOk;
+  });
+}
+
+// Whether the chunk is still what was copied, and may be told to be elsewhere.
+ItemStatus ChunkIndex::commit_move(const Move &move) const {
+  if (move.slot == kNone || segments_.lost(move.from) || segments_.lost(move.to)) return ItemStatus::kNotFound;
+  const Chunk &chunk = chunks_[move.slot];
+  // Records of puts under way name the old place. Which of them comes last in the store would be left to chance.
+  if (chunk.writes != 0) return ItemStatus::kWriting;
+  const Shard &shard = chunk.shard(move.shard);
+  for (uint32_t r = 0; r < shard.replicas; ++r) {
+    if (chunks_.place(shard, r) == move.from) return ItemStatus::kOk;
+  }
+  return ItemStatus::kNotFound;
+}
+
+Outcome ChunkIndex::publish_moves(const uint8_t *ids, size_t count, int64_t now, uint64_t *bytes) noexcept {
+  return guarded([&] {
+    const Exclusive held = exclusive();
+    *bytes = 0;
+    for (size_t i = 0; i < count; ++i) {
+      const Move *move = moves_.find(load_u64(ids + i * 8));
+      // One whose chunk was removed meanwhile waits for reclaim() with it.
+      if (move == nullptr || !move->committed || chunks_[move->slot].state != ChunkState::kLive) continue;
+      *bytes += change_places(*move, now);
+      moves_.remove(*move);
+    }
+    return Outcome::kOk;
+  });
+}
+
+uint64_t ChunkIndex::change_places(const Move &move, int64_t now) {
+  Chunk &chunk = chunks_[move.slot];
+  const int64_t until = chunk.leased();
+  const bool read = until > now && !segments_.lost(move.from);
+  if (read) condemned_.until_read(until, move.from);
+  Shard &shard = chunk.shard(move.shard);
+  Place places[kReplicasMax] = {};
+  for (uint32_t r = 0; r < shard.replicas; ++r) {
+    const Place place = chunks_.place(shard, r);
+    places[r] = place == move.from ? move.to : place;
+  }
+  chunks_.set_places(shard, places, shard.replicas);
+  if (!segments_.lost(move.to)) segments_[move.to.segment].space.set_slot(move.to.piece, move.slot);
+  if (!read) return segments_.give(move.from);
+  segments_.set_waiting(move.from);
+  return 0;
+}
+
+Outcome ChunkIndex::abort_moves(const uint8_t *ids, size_t count, uint64_t *bytes) noexcept {
+  return guarded([&] {
+    const Exclusive held = exclusive();
+    *bytes = 0;
+    for (size_t i = 0; i < count; ++i) {
+      if (const Move *move = moves_.find(load_u64(ids + i * 8)); move != nullptr) *bytes += end_move(*move);
+    }
+    return Outcome::kOk;
+  });
+}
+
+uint64_t ChunkIndex::end_move(const Move &move) {
+  const Place to = move.to;
+  moves_.remove(move);
+  return segments_.give(to);
+}
+
+// The chunk, or this shard of it, is gone. Its new place is still written to, or named by a record.
+void ChunkIndex::leave_move(uint32_t slot) {
+  Move *move = moves_.of(slot);
+  if (move == nullptr) return;
+  segments_.set_waiting(move->to);
+  if (!move->committed) moves_.leave(*move);
+}
+
+}  // namespace moonpool::index

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drain: a segment that takes nothing new is emptied, within bounds, and what cannot go is told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from master_testing import Member, eventually, hashes
+
+from moonpool.master import Master
+from moonpool.proto import pool_pb2 as pb
+
+Start = Callable[..., Master]
+Join = Callable[..., Member]
+MIB = 1 << 20
+
+
+def nodes(join: Join, master: Master, count: int, capacity: int = MIB, **options: object) -> list[Member]:
+    made = []
+    for number in range(count):
+        node = join(master, pb.NODE, host=f"node-{number + 1}", **options)
+        assert node.mount(capacity) == number + 1
+        made.append(node)
+    return made
+
+
+def test_everything_goes_elsewhere(start_master: Start, join: Join) -> None:
+    master = start_master()
+    client = join(master)
+    nodes(join, master, 3)
+    chunks = hashes(500)
+    assert not any(client.put(chunks, 300, avoid=[2, 3]))
+    pin = client.pin(chunks[:320])
+    assert client.drain(1).chunks == 500
+    eventually(lambda: client.segments()[1].chunks == 0, "an empty segment")
+    assert client.segments()[1].draining.moved == 500
+    assert client.exists(chunks) == bytes(500)
+    assert 1 not in client.where(chunks)
+    assert client.unpin(pin.pin) == 10
+    # What is committed only now was given before.
+    assert client.drain(1).chunks == 0
+
+
+def test_a_put_that_was_under_way_moves_too(start_master: Start, join: Join) -> None:
+    master = start_master()
+    client = join(master)
+    nodes(join, master, 2)
+    given = client.start(hashes(3), 300, avoid=[2])
+    client.drain(1)
+    assert client.commit(given) == bytes(3)
+    eventually(lambda: client.segments()[1].chunks == 0, "an empty segment")
+    assert client.where(given.hashes) == [2] * 3
+
+
+def test_a_node_copies_a_bounded_amount_at_once(start_master: Start, join: Join) -> None:
+    master = start_master(copies_at_once=2, copy_bytes=1 << 16)
+    client = join(master)
+    node = nodes(join, master, 2, 8 * MIB, answers=False)[1]
+    assert not any(client.put(hashes(400), 10_000, avoid=[2]))
+    client.drain(1)
+    eventually(lambda: len(node.copies) == 2, "two copies")
+    answered = 0
+    while client.segments()[1].chunks:
+        time.sleep(0.01)
+        waiting = node.copies[answered:]
+        assert len(waiting) <= 2
+        assert all(len(copy.extents) // 72 * 10_000 <= (1 << 16) + 10_000 for copy in waiting)
+        for copy in waiting:
+            node.copy_done(copy)
+        answered += len(waiting)
+    assert answered >= 400 * 10_000 >> 17
+
+
+def test_the_rate_is_a_bound(start_master: Start, join: Join) -> None:
+    master = start_master(drain_rate=1 << 20, copy_bytes=1 << 16)
+    client = join(master)
+    nodes(join, master, 2, 8 * MIB)
+    assert not any(client.put(hashes(100), 10_000, avoid=[2]))
+    begin = time.monotonic()
+    client.drain(1)
+    eventually(lambda: client.segments()[1].chunks == 0, "an empty segment")
+    assert time.monotonic() - begin > 0.5  # a second, less what may go at once
+
+
+def test_what_has_no_room_elsewhere_stays_and_is_told(start_master: Start, join: Join) -> None:
+    master = start_master()
+    client = join(master)
+    nodes(join, master, 2)
+    kept = hashes(90)
+    assert not any(client.put(kept, 10_000, avoid=[1]))
+    pin = client.pin(kept).pin
+    chunks = hashes(50)
+    assert not any(client.put(chunks, 10_000, avoid=[2]))
+    client.drain(1)
+    stuck = eventually(lambda: client.segments()[1].draining.stuck, "that there is no room")
+    assert stuck == client.segments()[1].chunks > 30
+    assert client.exists(chunks + kept) == bytes(140)
+    assert client.unpin(pin) == 90
+    # It makes nothing go. When something goes by itself, it goes on.
+    client.remove(kept)
+    eventually(lambda: client.segments()[1].chunks == 0, "an empty segment")
+    assert client.exists(chunks) == bytes(50)
+    assert client.segments()[1].draining.stuck == 0
+
+
+def test_copies_of_a_chunk_that_is_everywhere_else_stay(start_master: Start, join: Join) -> None:
+    master = start_master()
+    client = join(master)
+    nodes(join, master, 2)
+    chunks = hashes(10)
+    assert not any(client.put(chunks, replicas=2))
+    client.drain(1)
+    eventually(lambda: client.segments()[1].draining.stuck == 10, "that they cannot go")
+    assert client.exists(chunks) == bytes(10)
+    node = join(master, pb.NODE, host="node-3")
+    assert node.mount(MIB) == 3
+    eventually(lambda: client.segments()[1].chunks == 0, "an empty segment")
+    assert client.segments()[3].chunks == 10
+
+
+def test_undo_stops_it(start_master: Start, join: Join) -> None:
+    master = start_master(copies_at_once=1, copy_bytes=10_000)
+    client = join(master)
+    node = nodes(join, master, 2, answers=False)[1]
+    assert not any(client.put(hashes(20), 5000, avoid=[2]))
+    client.drain(1)
+    eventually(lambda: node.copies, "a copy")
+    assert client.drain(1, undo=True).draining.moving == 0
+    asked = len(node.copies)
+    for copy in list(node.copies):
+        node.copy_done(copy)
+    eventually(lambda: client.status()["copies"] == 0, "the end of the copy")
+    assert len(node.copies) == asked
+    segment = client.segments()[1]
+    assert segment.state == pb.ACTIVE
+    assert segment.chunks == 20 - len(node.copies[0].extents) // 72
+    assert not segment.HasField("draining")
+
+
+def test_copies_that_fail_are_tried_again_later_and_later(start_master: Start, join: Join) -> None:
+    master = start_master()
+    client = join(master)
+    node = nodes(join, master, 2)[1]
+    node.copied = pb.NOT_MOVED
+    chunks = hashes(5)
+    assert not any(client.put(chunks, avoid=[2]))
+    client.drain(1)
+    eventually(lambda: len(node.copies) >= 3, "attempts")
+    began = len(node.copies)
+    time.sleep(0.5)
+    assert len(node.copies) <= began + 2
+    assert client.segments()[1].draining.stuck == 5
+    node.copied = pb.OK
+    eventually(lambda: client.segments()[1].chunks == 0, "an empty segment")
+
+
+def test_a_drain_leaves_puts_the_room_that_they_need(start_master: Start, join: Join) -> None:
+    master = start_master(high_watermark=0.9, low_watermark=0.8)
+    client = join(master)
+    nodes(join, master, 2)
+    assert not any(client.put(hashes(80), 10_000, avoid=[1]))
+    assert not any(client.put(hashes(80), 10_000, avoid=[2]))
+    client.drain(1)
+    eventually(lambda: client.segments()[1].draining.stuck, "that there is no more room")
+    assert client.segments()[2].used_bytes <= 0.9 * MIB
+    assert client.status()["index"]["evicted"] == 0
+    for _ in range(5):
+        assert client.put(hashes(9), 10_000, wait_ms=5000) == bytes(9)
