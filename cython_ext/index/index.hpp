@@ -256,6 +256,8 @@ class ChunkIndex {
   ItemStatus commit_move(const Move &move) const;
   uint64_t change_places(const Move &move, int64_t now);
   uint64_t end_move(const Move &move);
+  // Those that were begun since this id was the last one.
+  void end_moves_after(uint64_t last);
   void leave_move(uint32_t slot);
 
   // ---- of a restart

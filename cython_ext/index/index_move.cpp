@@ -61,6 +61,8 @@ Outcome ChunkIndex::move_out(const MoveOutCall &call, std::string *moves, uint32
     Placement placement(segments_, avoid, 0, 1, call.now, random_);
     uint32_t count = 0, looks = call.looks_max;
     uint64_t bytes = 0;
+    const uint64_t last = moves_.last();
+    Undo undo([&] { end_moves_after(last); });
     *next = segment->space.each_from(call.begin, [&](uint32_t piece, uint32_t slot) {
       if (looks == 0 || count >= call.count_max || bytes >= call.bytes_max) return false;
       --looks;
@@ -78,6 +80,7 @@ Outcome ChunkIndex::move_out(const MoveOutCall &call, std::string *moves, uint32
       ++count;
       return true;
     });
+    undo.keep();
     return Outcome::kOk;
   });
 }
@@ -109,6 +112,8 @@ Outcome ChunkIndex::move_to(const MoveToCall &call, uint8_t *statuses, std::stri
     const auto at = static_cast<uint16_t>(segments_.place_of(call.segment));
     uint32_t count = 0;
     uint64_t bytes = 0;
+    const uint64_t last = moves_.last();
+    Undo undo([&] { end_moves_after(last); });
     find_each(call.hashes, [&](size_t i, uint32_t slot) {
       const bool enough = count >= call.count_max || bytes >= call.bytes_max;
       const Move *move = nullptr;
@@ -120,6 +125,7 @@ Outcome ChunkIndex::move_to(const MoveToCall &call, uint8_t *statuses, std::stri
       ++count;
       return true;
     });
+    undo.keep();
     return Outcome::kOk;
   });
 }
@@ -169,14 +175,22 @@ Outcome ChunkIndex::commit_moves(const uint8_t *ids, size_t count, uint8_t *stat
   return guarded([&] {
     const Exclusive held = exclusive();
     std::string record;
-    for (size_t i = 0; i < count; ++i) {
+    size_t i = 0;
+    // Without their records they are not committed.
+    Undo undo([&] {
+      for (size_t j = 0; j < i; ++j) {
+        Move *move = moves_.find(load_u64(ids + j * 8));
+        if (move != nullptr && statuses[j] == static_cast<uint8_t>(ItemStatus::kOk)) move->committed = false;
+      }
+    });
+    for (; i < count; ++i) {
       Move *move = moves_.find(load_u64(ids + i * 8));
       ItemStatus status = ItemStatus::kNotFound;
       if (move != nullptr && !move->committed) {
         status = commit_move(*move);
         if (status == ItemStatus::kOk) {
           record.clear();
-          encode(record_of(move->slot, move), move->slot, &record);
+          encode(record_of(move->slot, nullptr, 0, move), move->slot, &record);
           append_u32(slots, move->slot);
           append_u32(records, static_cast<uint32_t>(record.size()));
           records->append(record);
@@ -187,6 +201,7 @@ Outcome ChunkIndex::commit_moves(const uint8_t *ids, size_t count, uint8_t *stat
       }
       statuses[i] = static_cast<uint8_t>(status);
     }
+    undo.keep();
     return Outcome::kOk;
   });
 }
@@ -208,6 +223,8 @@ Outcome ChunkIndex::publish_moves(const uint8_t *ids, size_t count, int64_t now,
   return guarded([&] {
     const Exclusive held = exclusive();
     *bytes = 0;
+    // From here on nothing throws: what is durable has to become visible as a whole.
+    condemned_.reserve_reads(count);
     for (size_t i = 0; i < count; ++i) {
       const Move *move = moves_.find(load_u64(ids + i * 8));
       // One whose chunk was removed meanwhile waits for reclaim() with it.
@@ -215,6 +232,7 @@ Outcome ChunkIndex::publish_moves(const uint8_t *ids, size_t count, int64_t now,
       *bytes += change_places(*move, now);
       moves_.remove(*move);
     }
+    condemned_.release_reads();
     return Outcome::kOk;
   });
 }
@@ -246,6 +264,12 @@ Outcome ChunkIndex::abort_moves(const uint8_t *ids, size_t count, uint64_t *byte
     }
     return Outcome::kOk;
   });
+}
+
+void ChunkIndex::end_moves_after(uint64_t last) {
+  for (uint64_t id = moves_.last(); id > last; --id) {
+    if (const Move *move = moves_.find(id); move != nullptr) end_move(*move);
+  }
 }
 
 uint64_t ChunkIndex::end_move(const Move &move) {

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <functional>
 #include <new>
+#include <utility>
 
 #include "index.hpp"
 
@@ -129,12 +130,39 @@ class World {
     uint64_t freed = 0;
     return index->reclaim(bytes(slots), slots.size() / 4, now, &freed);
   }
+  Outcome move_out() {
+    MoveOutCall call{1, 0, 1000, 1000, UINT64_MAX, UINT64_MAX, {}, kNow};
+    std::string made;
+    uint32_t next = 0;
+    uint64_t no_room = 0;
+    return begun(index->move_out(call, &made, &next, &no_room), made);
+  }
+  Outcome move_to() {
+    const auto its = names(1);
+    const MoveToCall call{{its.data(), kBatch, 1}, 3, 1000, UINT64_MAX};
+    std::string made;
+    return begun(index->move_to(call, statuses, &made), made);
+  }
+  Outcome commit_moves() {
+    std::string its_slots, its_records;
+    uint8_t outcomes[kBatch * kShards * kReplicas];
+    return index->commit_moves(bytes(moves), moves.size() / 8, outcomes, &its_slots, &its_records);
+  }
+  Outcome publish_moves() {
+    uint64_t freed = 0;
+    return index->publish_moves(bytes(moves), moves.size() / 8, kNow, &freed);
+  }
+  Outcome abort_moves() {
+    uint64_t freed = 0;
+    return index->abort_moves(bytes(moves), moves.size() / 8, &freed);
+  }
   // Ends everything as its owners would; returns what is left then.
   std::string give_back() {
     std::string pairs, gone, more;
     uint64_t freed = 0;
     bool complete = false;
     publish();  // what was committed, if anything was
+    abort_moves();
     for (uint32_t owner = 1; owner <= 3; ++owner) index->drop_owner(owner, &pairs);
     pairs.clear();
     index->to_fence(&pairs);
@@ -162,7 +190,8 @@ class World {
             stats.pinned,         stats.used_bytes,
             stats.free_bytes,     stats.condemned_bytes,
             stats.evicted,        stats.refused_records,
-            stats.capacity_bytes, static_cast<uint64_t>(stats.leased_until_ms)};
+            stats.capacity_bytes, static_cast<uint64_t>(stats.leased_until_ms),
+            stats.moving};
   }
   std::string wrong() {
     std::string found;
@@ -172,7 +201,15 @@ class World {
 
   std::unique_ptr<ChunkIndex> index;
   uint8_t statuses[kBatch], generations[kBatch * 8];
-  std::string slots, records;
+  std::string slots, records, moves;  // the last: ids
+
+ private:
+  Outcome begun(Outcome outcome, const std::string &made) {
+    const long spare = std::exchange(refuse_after, -1);
+    for (size_t at = 0; outcome == Outcome::kOk && at < made.size(); at += kMoveBytes) moves += made.substr(at, 8);
+    refuse_after = spare;
+    return outcome;
+  }
 };
 
 struct Case {
@@ -192,6 +229,11 @@ void lose_one(World &world) {
   world.put(1);
   world.index->drop_segment(1);
   world.index->drop_segment(2);
+}
+
+void move_some(World &world) {
+  world.put(1);
+  world.move_out();
 }
 
 const Case kCases[] = {
@@ -291,6 +333,17 @@ const Case kCases[] = {
        world.remove(1);
      },
      [](World &world) { return world.reclaim(kNow); }},
+    {"move_out", [](World &world) { world.put(1); }, [](World &world) { return world.move_out(); }},
+    {"move_to", [](World &world) { world.put(1); }, [](World &world) { return world.move_to(); }},
+    {"commit_moves", move_some, [](World &world) { return world.commit_moves(); }},
+    {"publish_moves",
+     [](World &world) {
+       move_some(world);
+       world.commit_moves();
+       world.locate(500);
+     },
+     [](World &world) { return world.publish_moves(); }},
+    {"abort_moves", move_some, [](World &world) { return world.abort_moves(); }},
     {"drop_segment", lose_one, [](World &world) { return world.index->drop_segment(3); }},
     {"sweep", lose_one,
      [](World &world) {
