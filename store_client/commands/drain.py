@@ -78,7 +78,9 @@ def drain(
 def _judge(left: pb.Segment | None, number: int, *, quiet: bool) -> None:
     if left is None:
         raise click.ClickException(f"segment {number} is gone: its node has left, or is lost")
-    if left.state not in (pb.DRAINING, pb.QUARANTINED):
+    if left.state == pb.QUARANTINED:
+        raise click.ClickException(f"the node of segment {number} does not answer the master")
+    if left.state != pb.DRAINING:
         raise click.ClickException(f"segment {number} is used again: the drain was undone")
     if left.chunks:
         raise click.ClickException(
@@ -110,7 +112,8 @@ def _wait(client: StoreClient, number: int, *, shown: bool) -> pb.Segment | None
     with _progress(shown) as (progress, task):
         while True:
             one = _segment(client, number)
-            if one is None or one.state not in (pb.DRAINING, pb.QUARANTINED) or not one.chunks:
+            # Of a node that has not come back to a master that was started anew nobody knows what it has.
+            if one is None or (one.state != pb.QUARANTINED and (one.state != pb.DRAINING or not one.chunks)):
                 return one
             now = (one.chunks, one.draining.moved, one.draining.moving)
             if now != before:

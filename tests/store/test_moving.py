@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 from engine_testing.leaks import eventually
-from store_testing import content, keys
+from store_testing import content, keys, locate, spoil
 
 from moonpool.cli import cli
 from moonpool.cluster import LocalCluster, local_cluster
@@ -62,7 +62,11 @@ def check(client: StoreClient, hashes: list[bytes]) -> None:
 
 
 def emptied(client: StoreClient, number: int) -> None:
-    assert eventually(lambda: (its := segment(client, number)) is not None and its.chunks == 0, 30)
+    def empty() -> bool:
+        its = segment(client, number)
+        return its is not None and its.state == pb.DRAINING and its.chunks == 0
+
+    assert eventually(empty, 30)
 
 
 def under_way(client: StoreClient, number: int) -> None:
@@ -235,6 +239,20 @@ def test_what_a_stopped_node_copies_late_lands_in_nobodys_room(monkeypatch: pyte
         check(client, hashes)
         there = client.exists(SPACE, others)
         check(client, [one for one, its in zip(others, there, strict=True) if its])
+
+
+def test_damage_is_not_copied(cluster: LocalCluster) -> None:
+    with cluster.client() as client:
+        source, target = number_of(client, 0), number_of(client, 1)
+        hashes = fill(client, source, 6)
+        places = locate(client, SPACE, hashes)
+        for row, at in ((0, 64 + LENGTH // 2), (1, 9)):  # in the payload, and in the generation of the header
+            spoil(client, places[row, 0], at)
+        moved = client.move(SPACE, hashes, segment=target)
+        assert moved.outcomes == bytes([Outcome.FAILED] * 2 + [Outcome.OK] * 4)
+        assert {error.code for error in moved.errors.values()} == {"NODE_UNREACHABLE"}
+        assert locate(client, SPACE, hashes)["segment"][:, 0].tolist() == [source] * 2 + [target] * 4
+        check(client, hashes[2:])
 
 
 def test_what_finds_no_room_stays_and_undo_stops(monkeypatch: pytest.MonkeyPatch) -> None:
