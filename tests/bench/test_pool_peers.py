@@ -25,6 +25,7 @@ from moonpool.bench.contender import Contending, Measured
 from moonpool.bench.errors import ExitStatus, VerificationError
 from moonpool.bench.measure import Percentiles, Window
 from moonpool.bench.pool.peers import command
+from moonpool.bench.pool.peers.base import LookRow, asking_of
 from moonpool.bench.work import Work
 
 Bench = Callable[..., subprocess.CompletedProcess[str]]
@@ -151,11 +152,15 @@ def test_wrong_bytes_of_others_are_shown(bench: Bench, stand_in: dict[str, str])
     assert "NOT VERIFIED: mooncake: put 4KiB × 4: round 1, put, got again: " in done.stdout
 
 
-def test_wrong_answers_of_others_are_shown(bench: Bench, stand_in: dict[str, str]) -> None:
-    arguments = [*ASKED.split(), "--call", "exists", "--backends", "moonpool,mooncake"]
-    done = bench(*arguments, environ={**stand_in, "STAND_IN": "exist"})
-    assert done.returncode == 0
-    assert "NOT VERIFIED: mooncake: exists of 10, 2 threads: round 1, a chunk that was put was not there" in done.stdout
+def test_wrong_answers_are_complaints() -> None:
+    asked, cleared = asking_of("exists", 10, 2), []
+    row = LookRow(asked, lambda group: group != 3, range(4), lambda: cleared.append(True))
+    window = row.engine_window(0.005, 0.0)
+    assert window.payload_bytes == 32 * 10 * window.transfers
+    assert set(row.complaints) == {"a chunk that was put was not there"}
+    assert len(row.complaints) <= 8
+    row.close()
+    assert cleared
 
 
 def test_damage_that_the_own_client_finds_is_status_1(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ class MooncakeDistributedStore:
         return sizes
 
     def batch_is_exist(self, keys: list[str]) -> list[int]:
-        return [int(key in self._chunks and BAD != "exist") for key in keys]
+        return [int(key in self._chunks) for key in keys]
 
     def batch_put_session_start(self, keys: list[str], sizes: list[int]) -> list[int]:
         self._started.update(keys)
