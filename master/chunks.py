@@ -7,7 +7,7 @@ import asyncio
 import secrets
 from typing import Final
 
-from moonpool.master.core import Core, granted_ms, now_ms
+from moonpool.master.core import Core, granted_ms
 from moonpool.master.errors import InvalidRequestError, LimitError
 from moonpool.master.events import Entry
 from moonpool.master.packed import HASH_BYTES, count_of, sized

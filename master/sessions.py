@@ -22,8 +22,7 @@ _NAME_MAX: Final = 255
 
 
 class Outbox:
-    """What waits to be written to the stream of a session: fences, probes and copies, a bounded number of
-    each per node."""
+    """What waits to be written to the stream of a session: orders, a bounded number of each kind per node."""
 
     def __init__(self) -> None:
         self._orders: list[dict[str, Message]] = []

@@ -68,7 +68,11 @@ def leaves_of(lengths: Int64s) -> Leaves:
 
 
 def proved(
-    words: npt.NDArray[np.uint64], place: Place, rows: npt.NDArray[np.intp], named: npt.NDArray[np.uint64], found: Digests | None
+    words: npt.NDArray[np.uint64],
+    place: Place,
+    rows: npt.NDArray[np.intp],
+    named: npt.NDArray[np.uint64],
+    found: Digests | None,
 ) -> npt.NDArray[np.bool_]:
     """Return for each of these rows of ranges whether its leaves are those of the chunk.
 

@@ -74,9 +74,7 @@ def extents_of(packed: bytes, count: int, replicas: int) -> Records:
     return np.frombuffer(packed, dtype=EXTENT).reshape(count, replicas)
 
 
-def headers_of(
-    extents: Records, hashes: npt.NDArray[np.uint64], shard: int | npt.NDArray[np.uint64]
-) -> Headers:
+def headers_of(extents: Records, hashes: npt.NDArray[np.uint64], shard: int | npt.NDArray[np.uint64]) -> Headers:
     """Return the headers for these extents, a row of 8 words each. The digests are the caller's to fill in."""
     headers = np.empty((len(extents), HEADER_BYTES // 8), dtype="<u8")
     headers[:, 0] = MAGIC | shard << 32

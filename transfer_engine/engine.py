@@ -414,7 +414,9 @@ class TransferEngine:
         Raises:
             MoonpoolError: as `read` does. An index outside the plan is a bad item.
         """
-        return _native.post(self._native, Transfer, plan, _op_number(op), indices, deadline, deadline_at, notify, digest)
+        return _native.post(
+            self._native, Transfer, plan, _op_number(op), indices, deadline, deadline_at, notify, digest
+        )
 
     def notifications(self, timeout: float = 0.0) -> list[Notification]:
         """Take the notifications that peers have sent, the oldest first.

@@ -162,6 +162,7 @@ class Member:
 
     def say(self, message: pb.HeartbeatRequest) -> None:
         self._outbox.put(message)
+
     def copy_done(self, copy: pb.Copy, status: int = pb.OK) -> None:
         statuses = bytes([status]) * (len(copy.extents) // 72)
         self._outbox.put(pb.HeartbeatRequest(copy_done=pb.CopyDone(copy=copy.copy, statuses=statuses, cause="a test")))
