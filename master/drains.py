@@ -111,12 +111,12 @@ class Drains:
 
     async def _advance(self, segment: Segment, drain: _Drain) -> None:
         core, number = self._core, segment.row.segment
+        if now_ms() >= drain.paused_until_ms and not core.segments.any_writable(()):
+            self._all_stuck(number, drain)
         while self._may(segment, drain):
             crowded, room = core.copies.crowded(), self._room()
             if room <= 0:
-                left = core.index.segment_stats(number)["extents"]
-                drain.stuck = max(0, left - core.copies.moving_from(number))
-                self._pause(drain)
+                self._all_stuck(number, drain)
                 return
             nbytes = min(int(drain.allowance) + 1, core.settings.copy_bytes)
             moves, following, no_room = core.index.move_out(
@@ -143,6 +143,11 @@ class Drains:
             self._pause(drain)
         if (loop := self._core.supervisor.loops.get("drains")) is not None:
             loop.wake()
+
+    def _all_stuck(self, number: int, drain: _Drain) -> None:
+        left = self._core.index.segment_stats(number)["extents"]
+        drain.stuck = max(0, left - self._core.copies.moving_from(number))
+        self._pause(drain)
 
     def _pause(self, drain: _Drain) -> None:
         drain.paused_until_ms = now_ms() + drain.pause_ms

@@ -104,6 +104,17 @@ def test_what_has_no_room_elsewhere_stays_and_is_told(start_master: Start, join:
     assert client.segments()[1].draining.stuck == 0
 
 
+def test_what_has_no_other_segment_stays_and_is_told(start_master: Start, join: Join) -> None:
+    client = join(master := start_master())
+    nodes(join, master, 1)
+    assert not any(client.put(hashes(3)))
+    client.drain(1)
+    assert eventually(lambda: client.segments()[1].draining.stuck, "that there is none") == 3
+    assert join(master, pb.NODE, host="node-2").mount(MIB) == 2
+    eventually(lambda: client.segments()[1].chunks == 0, "an empty segment")
+    assert client.segments()[1].draining.stuck == 0
+
+
 def test_copies_of_a_chunk_that_is_everywhere_else_stay(start_master: Start, join: Join) -> None:
     master = start_master()
     client = join(master)
