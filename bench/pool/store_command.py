@@ -161,15 +161,24 @@ def _compared(given: dict[str, Any]) -> list[StoreWork]:
         work
         for op in given["op"]
         for size, batch in _COMPARED
-        for work in StoreSweep([op], ["registered"], [1], given["threads"], [size], [batch], given["footprint"]).works()
+        for work in StoreSweep(
+            [op], ["registered"], ["asked"], [1], given["threads"], [size], [batch], given["footprint"]
+        ).works()
     ]
 
 
 def _compare(works: Sequence[StoreWork], given: dict[str, Any]) -> ExitStatus:
     if given["master"] is not None:
         raise UsageError("--backends starts pools: it does not go with --master")
-    if (given["nodes"] or 1, given["replicas"], given["memory"]) != (1, [1], ["registered"]):
-        raise UsageError("--backends compares pools of one node, without replicas, with registered memory")
+    if (given["nodes"] or 1, given["replicas"], given["memory"], given["located"]) != (
+        1,
+        [1],
+        ["registered"],
+        ["asked"],
+    ):
+        raise UsageError(
+            "--backends compares pools of one node, without replicas, with registered memory, whose gets ask the master"
+        )
     return compare_pools(
         [moving_of(work.moved, work.op) for work in works],
         given["backends"],

@@ -72,7 +72,7 @@ class NativePool(Pool):
         hashes = np.frombuffer(names, dtype=np.uint8).reshape(-1, HASH_BYTES)[given].tobytes()
         generations = np.frombuffer(extents, dtype=np.uint8).reshape(-1, EXTENT_BYTES)[given, :8].tobytes()
         _, slots, _ = self._index.commit(_OWNER, _NAMESPACE, hashes, generations, 0, b"")
-        self._index.publish(slots, self._now)
+        self._index.publish(slots)
 
     def _evict(self, chunks: int) -> int:
         """Make room for so many chunks; return for how many there is some now."""

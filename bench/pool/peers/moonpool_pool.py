@@ -44,8 +44,15 @@ class MoonpoolPool(PoolBackend):
             options = StoreOptions(0, 0.0, 0.0, dram=self._options.dram, metadata=self._options.metadata)
             self._place = self._stack.enter_context(PoolPlace(options))
         moved = StoreWork(
-            work.op, work.block_bytes, work.batch, 1, work.threads, "registered", work.footprint_bytes
-        )  # fmt: skip
+            work.op,
+            work.block_bytes,
+            work.batch,
+            replicas=1,
+            threads=work.threads,
+            memory="registered",
+            located="asked",
+            footprint_bytes=work.footprint_bytes,
+        )
         return row_of(self._place, moved, number)
 
     def close(self) -> None:
