@@ -12,13 +12,12 @@ Of the master alone: `test_a_put_under_a_committed_key_says_so` in tests/master/
 
 from __future__ import annotations
 
-import signal
-
 import pytest
 from store_testing import key
 
-from moonpool.cluster import LocalCluster, local_cluster
+from moonpool.cluster import LocalCluster
 from moonpool.store_client import ChunkConflictError, Outcome
+from moonpool.transfer_engine.testing import Faults, FaultyEngine
 
 
 def test_a_put_under_a_committed_key(cluster: LocalCluster) -> None:
@@ -32,14 +31,14 @@ def test_a_put_under_a_committed_key(cluster: LocalCluster) -> None:
         assert client.get("m4", [key(4)])[0] == b"abc"
 
 
-def test_a_miss_and_a_failure_are_two_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Over TCP: to shared memory a client needs nobody.
-    monkeypatch.setenv("MOONPOOL_ENGINE_TRANSPORTS", "tcp")
-    with local_cluster(nodes=1, dram="4MiB") as cluster, cluster.client(timeout=2.0) as client:
-        client.put("a", [key(0)], [b"x"]).require()
-        cluster.signal_node(0, signal.SIGSTOP)
-        found = client.get("a", [key(0), key(1)])
-        cluster.signal_node(0, signal.SIGCONT)
+def test_a_miss_and_a_failure_are_two_outcomes(cluster: LocalCluster) -> None:
+    with (
+        FaultyEngine(Faults(), listen=None, secret=cluster.secret.encode()) as engine,
+        cluster.client(engine=engine) as client,
+    ):
+        client.put("m4", [key(0)], [b"x"]).require()
+        engine.set_faults(Faults(error=1.0))
+        found = client.get("m4", [key(0), key(1)])
         assert found.outcomes == bytes([Outcome.FAILED, Outcome.MISS])
         assert (found[0], found[1]) == (None, None)
         assert set(found.errors) == {0}
