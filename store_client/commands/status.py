@@ -39,6 +39,11 @@ def facts(stats: dict[str, Any]) -> list[tuple[str, str]]:
             f"{index.get('evicted', 0):,} by {index.get('policy', '?')}, {counts.get('no_space_items', 0):,} refused",
         ),
         ("fences", f"{counts.get('fences_done', 0):,} done, {stats.get('fences_outstanding', 0):,} outstanding"),
+        (
+            "moves",
+            f"{counts.get('moved_items', 0):,} done, {counts.get('not_moved_items', 0):,} not, "
+            f"{index.get('moving', 0):,} under way",
+        ),
         ("store", f"{store.get('kind', '?')}, {store.get('failures', 0):,} failures"),
     ]
 

@@ -59,7 +59,9 @@ class Workload:
     def _step(self, client: StoreClient) -> None:
         numbers = self._random.sample(range(KEYS), self._random.randrange(1, 12))
         hashes = [key(number) for number in numbers]
-        what = self._random.choices(["put", "get", "into", "range", "remove", "pin"], [6, 6, 3, 2, 1, 1])[0]
+        what = self._random.choices(
+            ["put", "get", "into", "range", "remove", "pin", "move", "drain"], [12, 12, 6, 4, 2, 2, 4, 1]
+        )[0]
         try:
             if what == "put":
                 values = [content(hash_, length(number)) for hash_, number in zip(hashes, numbers, strict=True)]
@@ -68,6 +70,8 @@ class Workload:
                 self.seen.update(f"put {type(error).__name__}" for error in results.errors.values())
             elif what == "remove":
                 client.remove(NAMESPACE, hashes[:2])
+            elif what in ("move", "drain"):
+                self._rearrange(client, what, hashes)
             elif what == "pin":
                 with client.pin(NAMESPACE, hashes[:3]):
                     self._get(client, "get", numbers[:3], hashes[:3])
@@ -75,6 +79,20 @@ class Workload:
                 self._get(client, what, numbers, hashes)
         except MoonpoolError as error:
             self.seen[f"{what} raised {type(error).__name__}"] += 1
+
+    def _rearrange(self, client: StoreClient, what: str, hashes: list[bytes]) -> None:
+        segments = client.segments()
+        if not segments:
+            return
+        number = self._random.choice(segments).segment
+        if what == "move":
+            results = client.move(NAMESPACE, hashes, segment=number, timeout=1.0)
+            self.seen.update(f"move {Outcome(outcome).name}" for outcome in results.outcomes)
+        else:
+            # Whoever comes next may stop it in the middle.
+            client.drain(number)
+            time.sleep(self._random.random() / 10)
+            client.drain(number, undo=True)
 
     def _get(self, client: StoreClient, what: str, numbers: list[int], hashes: list[bytes]) -> None:
         wanted = [content(hash_, length(number)) for hash_, number in zip(hashes, numbers, strict=True)]
