@@ -57,16 +57,17 @@ class Condemned {
 
   // ---- until readers are through
 
-  // Throws std::bad_alloc, before anything has changed.
+  // As above.
   void reserve_reads(size_t count) { spare_reads_.add(count); }
-  void release_reads() { spare_reads_.drop(spare_reads_.size()); }
+  void release_reads(size_t count) { spare_reads_.drop(count); }
   // There is room.
   void until_read(int64_t until, Place place);
   bool take_read(int64_t now, Place *place);
 
   size_t count() const { return fences_.size() + reads_.size(); }
-  // Room that was reserved for fences, and not used yet.
+  // Room that was reserved, and not used yet.
   size_t reserved() const { return spare_fences_.size(); }
+  size_t reads_reserved() const { return spare_reads_.size(); }
   size_t bytes() const;
 
  private:

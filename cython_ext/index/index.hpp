@@ -249,15 +249,14 @@ class ChunkIndex {
   bool may_move(uint32_t slot);
   bool movable(uint32_t slot, Place from, uint32_t *shard);
   bool place_elsewhere(Placement &placement, const Shard &shard, Place from, Place *to);
-  Move &begin_move(uint32_t slot, uint32_t shard, Place from, Place to);
-  ItemStatus move_one(uint32_t slot, Segment &target, uint16_t at, bool enough, const Move **made);
+  Move &begin_move(uint32_t slot, uint32_t shard, Place from, Place to, std::string *moves);
+  void take_back_moves(const std::string &moves, size_t from);
+  ItemStatus move_one(uint32_t slot, Segment &target, uint16_t at, bool enough, std::string *moves, const Move **made);
   bool lies_in(const Shard &shard, uint16_t segment) const;
   bool source_of(const Shard &shard, const Segment &target, Place *from) const;
   ItemStatus commit_move(const Move &move) const;
   uint64_t change_places(const Move &move, int64_t now);
   uint64_t end_move(const Move &move);
-  // Those that were begun since this id was the last one.
-  void end_moves_after(uint64_t last);
   void leave_move(uint32_t slot);
 
   // ---- of a restart

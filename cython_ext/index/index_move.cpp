@@ -61,8 +61,7 @@ Outcome ChunkIndex::move_out(const MoveOutCall &call, std::string *moves, uint32
     Placement placement(segments_, avoid, 0, 1, call.now, random_);
     uint32_t count = 0, looks = call.looks_max;
     uint64_t bytes = 0;
-    const uint64_t last = moves_.last();
-    Undo undo([&] { end_moves_after(last); });
+    Undo undo([&, before = moves->size()] { take_back_moves(*moves, before); });
     *next = segment->space.each_from(call.begin, [&](uint32_t piece, uint32_t slot) {
       if (looks == 0 || count >= call.count_max || bytes >= call.bytes_max) return false;
       --looks;
@@ -75,7 +74,7 @@ Outcome ChunkIndex::move_out(const MoveOutCall &call, std::string *moves, uint32
         ++*no_room;
         return true;
       }
-      append_move(moves, begin_move(slot, shard, from, to), segments_, chunks_[slot]);
+      append_move(moves, begin_move(slot, shard, from, to, moves), segments_, chunks_[slot]);
       bytes += segments_.bytes(to);
       ++count;
       return true;
@@ -95,12 +94,19 @@ bool ChunkIndex::place_elsewhere(Placement &placement, const Shard &shard, Place
   return placement.place_beside(segments_[from.segment].space.units(from.piece), others, count, to);
 }
 
-Move &ChunkIndex::begin_move(uint32_t slot, uint32_t shard, Place from, Place to) {
-  try {
-    return moves_.add(slot, shard, from, to);
-  } catch (...) {
-    segments_.give(to);
-    throw;
+// With room in `moves` for what is to be said of it.
+Move &ChunkIndex::begin_move(uint32_t slot, uint32_t shard, Place from, Place to, std::string *moves) {
+  Undo give_place([&] { segments_.give(to); });
+  moves->reserve(moves->size() + kMoveBytes);
+  Move &made = moves_.add(slot, shard, from, to);
+  give_place.keep();
+  return made;
+}
+
+// Those that `moves` names from there on: nobody has heard of them.
+void ChunkIndex::take_back_moves(const std::string &moves, size_t from) {
+  for (size_t at = from; at < moves.size(); at += kMoveBytes) {
+    end_move(*moves_.find(load_u64(reinterpret_cast<const uint8_t *>(moves.data()) + at)));
   }
 }
 
@@ -112,12 +118,11 @@ Outcome ChunkIndex::move_to(const MoveToCall &call, uint8_t *statuses, std::stri
     const auto at = static_cast<uint16_t>(segments_.place_of(call.segment));
     uint32_t count = 0;
     uint64_t bytes = 0;
-    const uint64_t last = moves_.last();
-    Undo undo([&] { end_moves_after(last); });
+    Undo undo([&, before = moves->size()] { take_back_moves(*moves, before); });
     find_each(call.hashes, [&](size_t i, uint32_t slot) {
       const bool enough = count >= call.count_max || bytes >= call.bytes_max;
       const Move *move = nullptr;
-      const ItemStatus status = move_one(slot, *target, at, enough, &move);
+      const ItemStatus status = move_one(slot, *target, at, enough, moves, &move);
       statuses[i] = static_cast<uint8_t>(status);
       if (status != ItemStatus::kOk) return true;
       append_move(moves, *move, segments_, chunks_[slot]);
@@ -130,7 +135,8 @@ Outcome ChunkIndex::move_to(const MoveToCall &call, uint8_t *statuses, std::stri
   });
 }
 
-ItemStatus ChunkIndex::move_one(uint32_t slot, Segment &target, uint16_t at, bool enough, const Move **made) {
+ItemStatus ChunkIndex::move_one(uint32_t slot, Segment &target, uint16_t at, bool enough, std::string *moves,
+                                const Move **made) {
   if (slot == kNone || !visible(chunks_[slot])) return ItemStatus::kNotFound;
   const Chunk &chunk = chunks_[slot];
   uint32_t shard = 0;
@@ -143,7 +149,7 @@ ItemStatus ChunkIndex::move_one(uint32_t slot, Segment &target, uint16_t at, boo
   if (units > target.space.capacity()) return ItemStatus::kTooLarge;
   const uint32_t piece = target.writable ? target.space.take(units) : kNone;
   if (piece == kNone) return ItemStatus::kNoSpace;
-  *made = &begin_move(slot, shard, from, {piece, at});
+  *made = &begin_move(slot, shard, from, {piece, at}, moves);
   return ItemStatus::kOk;
 }
 
@@ -174,17 +180,17 @@ Outcome ChunkIndex::commit_moves(const uint8_t *ids, size_t count, uint8_t *stat
                                  std::string *records) noexcept {
   return guarded([&] {
     const Exclusive held = exclusive();
-    std::string record;
-    size_t i = 0;
+    size_t done = 0, reserved = 0;
     // Without their records they are not committed.
     Undo undo([&] {
-      for (size_t j = 0; j < i; ++j) {
-        Move *move = moves_.find(load_u64(ids + j * 8));
-        if (move != nullptr && statuses[j] == static_cast<uint8_t>(ItemStatus::kOk)) move->committed = false;
+      for (size_t i = 0; i < done; ++i) {
+        if (statuses[i] == static_cast<uint8_t>(ItemStatus::kOk)) moves_.find(load_u64(ids + i * 8))->committed = false;
       }
+      condemned_.release_reads(reserved);
     });
-    for (; i < count; ++i) {
-      Move *move = moves_.find(load_u64(ids + i * 8));
+    std::string record;
+    for (; done < count; ++done) {
+      Move *move = moves_.find(load_u64(ids + done * 8));
       ItemStatus status = ItemStatus::kNotFound;
       if (move != nullptr && !move->committed) {
         status = commit_move(*move);
@@ -194,12 +200,15 @@ Outcome ChunkIndex::commit_moves(const uint8_t *ids, size_t count, uint8_t *stat
           append_u32(slots, move->slot);
           append_u32(records, static_cast<uint32_t>(record.size()));
           records->append(record);
+          // What it leaves may have readers, and publishing must not need memory.
+          condemned_.reserve_reads(1);
+          ++reserved;
           move->committed = true;
         } else {
           end_move(*move);
         }
       }
-      statuses[i] = static_cast<uint8_t>(status);
+      statuses[done] = static_cast<uint8_t>(status);
     }
     undo.keep();
     return Outcome::kOk;
@@ -223,8 +232,6 @@ Outcome ChunkIndex::publish_moves(const uint8_t *ids, size_t count, int64_t now,
   return guarded([&] {
     const Exclusive held = exclusive();
     *bytes = 0;
-    // From here on nothing throws: what is durable has to become visible as a whole.
-    condemned_.reserve_reads(count);
     for (size_t i = 0; i < count; ++i) {
       const Move *move = moves_.find(load_u64(ids + i * 8));
       // One whose chunk was removed meanwhile waits for reclaim() with it.
@@ -232,7 +239,6 @@ Outcome ChunkIndex::publish_moves(const uint8_t *ids, size_t count, int64_t now,
       *bytes += change_places(*move, now);
       moves_.remove(*move);
     }
-    condemned_.release_reads();
     return Outcome::kOk;
   });
 }
@@ -250,7 +256,10 @@ uint64_t ChunkIndex::change_places(const Move &move, int64_t now) {
   }
   chunks_.set_places(shard, places, shard.replicas);
   if (!segments_.lost(move.to)) segments_[move.to.segment].space.set_slot(move.to.piece, move.slot);
-  if (!read) return segments_.give(move.from);
+  if (!read) {
+    condemned_.release_reads(1);
+    return segments_.give(move.from);
+  }
   segments_.set_waiting(move.from);
   return 0;
 }
@@ -266,14 +275,9 @@ Outcome ChunkIndex::abort_moves(const uint8_t *ids, size_t count, uint64_t *byte
   });
 }
 
-void ChunkIndex::end_moves_after(uint64_t last) {
-  for (uint64_t id = moves_.last(); id > last; --id) {
-    if (const Move *move = moves_.find(id); move != nullptr) end_move(*move);
-  }
-}
-
 uint64_t ChunkIndex::end_move(const Move &move) {
   const Place to = move.to;
+  if (move.committed) condemned_.release_reads(1);
   moves_.remove(move);
   return segments_.give(to);
 }

@@ -130,13 +130,13 @@ Outcome ChunkIndex::reclaim(const uint8_t *slots, size_t count, int64_t now, uin
           *bytes += free_places(shard);
           continue;
         }
-        for (uint32_t r = 0; r < shard.replicas; ++r) condemned_.until_read(until, chunks_.place(shard, r));
+        for (uint32_t r = 0; r < shard.replicas; ++r, --reads) condemned_.until_read(until, chunks_.place(shard, r));
       }
       // Its new place, named by a record that the removal has taken away.
       if (const Move *move = moves_.of(slot); move != nullptr) *bytes += end_move(*move);
       chunks_.give(slot);
     }
-    condemned_.release_reads();  // when a slot was named twice
+    condemned_.release_reads(reads);  // when a slot was named twice
     Place place = {};
     while (condemned_.take_read(now, &place)) *bytes += segments_.give(place);
     return Outcome::kOk;

@@ -83,7 +83,12 @@ std::string ChunkIndex::check_sums() {
   if (listed != listed_) return "the count of chunks is wrong";
   if (writes != writes_.count()) return "a write has no chunk";
   if (reserved != condemned_.reserved()) return "a write can not be given up, or room for that is lost";
-  moves_.each([&](const Move &move) { ++places[move.to.segment]; });
+  size_t committed_moves = 0;
+  moves_.each([&](const Move &move) {
+    ++places[move.to.segment];
+    committed_moves += move.committed ? 1 : 0;
+  });
+  if (committed_moves != condemned_.reads_reserved()) return "a move can not be published, or room for that is lost";
   size_t expected = condemned_.count(), lost = 0;
   for (uint32_t at = 0; at < segments_.end(); ++at) {
     if (!segments_.used(at)) continue;

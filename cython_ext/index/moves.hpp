@@ -30,8 +30,6 @@ class Moves {
   void remove(const Move &move);
 
   size_t count() const { return all_.size(); }
-  // The id that was given last.
-  uint64_t last() const { return last_; }
   size_t bytes() const;
   // Calls `look(move)` for each.
   template <class Look>

@@ -9,7 +9,6 @@
 #include <cstdlib>
 #include <functional>
 #include <new>
-#include <utility>
 
 #include "index.hpp"
 
@@ -130,31 +129,43 @@ class World {
     uint64_t freed = 0;
     return index->reclaim(bytes(slots), slots.size() / 4, now, &freed);
   }
-  Outcome move_out() {
-    MoveOutCall call{1, 0, 1000, 1000, UINT64_MAX, UINT64_MAX, {}, kNow};
-    std::string made;
+  // With a segment that is empty.
+  void put_and_add() {
+    put(1);
+    index->add_segment(kSegments + 1, kCapacity, kSegments + 1, 0, 0);
+  }
+  Outcome move_to_it() {
+    std::string moved;
+    const auto its = names(1);
+    const Outcome outcome = index->move_to({{its.data(), kBatch, 1}, kSegments + 1, 100, UINT64_MAX}, statuses, &moved);
+    if (outcome == Outcome::kOk) keep_moves(moved);
+    return outcome;
+  }
+  Outcome move_out(uint32_t segment) {
+    std::string moved;
     uint32_t next = 0;
     uint64_t no_room = 0;
-    return begun(index->move_out(call, &made, &next, &no_room), made);
+    const Outcome outcome =
+        index->move_out({segment, 0, 1000, 100, UINT64_MAX, UINT64_MAX, {}, kNow}, &moved, &next, &no_room);
+    if (outcome == Outcome::kOk) keep_moves(moved);
+    return outcome;
   }
-  Outcome move_to() {
-    const auto its = names(1);
-    const MoveToCall call{{its.data(), kBatch, 1}, 3, 1000, UINT64_MAX};
-    std::string made;
-    return begun(index->move_to(call, statuses, &made), made);
+  void keep_moves(const std::string &moved) {
+    moves_count = moved.size() / kMoveBytes;
+    for (size_t i = 0; i < moves_count; ++i) std::memcpy(&moves[i * 8], moved.data() + i * kMoveBytes, 8);
   }
   Outcome commit_moves() {
-    std::string its_slots, its_records;
-    uint8_t outcomes[kBatch * kShards * kReplicas];
-    return index->commit_moves(bytes(moves), moves.size() / 8, outcomes, &its_slots, &its_records);
+    slots.clear();
+    records.clear();
+    return index->commit_moves(moves, moves_count, move_statuses, &slots, &records);
   }
   Outcome publish_moves() {
     uint64_t freed = 0;
-    return index->publish_moves(bytes(moves), moves.size() / 8, kNow, &freed);
+    return index->publish_moves(moves, moves_count, kNow, &freed);
   }
   Outcome abort_moves() {
     uint64_t freed = 0;
-    return index->abort_moves(bytes(moves), moves.size() / 8, &freed);
+    return index->abort_moves(moves, moves_count, &freed);
   }
   // Ends everything as its owners would; returns what is left then.
   std::string give_back() {
@@ -162,6 +173,7 @@ class World {
     uint64_t freed = 0;
     bool complete = false;
     publish();  // what was committed, if anything was
+    publish_moves();
     abort_moves();
     for (uint32_t owner = 1; owner <= 3; ++owner) index->drop_owner(owner, &pairs);
     pairs.clear();
@@ -186,12 +198,17 @@ class World {
   std::vector<uint64_t> state() {
     IndexStats stats{};
     index->stats(&stats);
-    return {stats.chunks,         stats.writing,
-            stats.pinned,         stats.used_bytes,
-            stats.free_bytes,     stats.condemned_bytes,
-            stats.evicted,        stats.refused_records,
-            stats.capacity_bytes, static_cast<uint64_t>(stats.leased_until_ms),
-            stats.moving};
+    return {stats.moving,
+            stats.chunks,
+            stats.writing,
+            stats.pinned,
+            stats.used_bytes,
+            stats.free_bytes,
+            stats.condemned_bytes,
+            stats.evicted,
+            stats.refused_records,
+            stats.capacity_bytes,
+            static_cast<uint64_t>(stats.leased_until_ms)};
   }
   std::string wrong() {
     std::string found;
@@ -201,15 +218,9 @@ class World {
 
   std::unique_ptr<ChunkIndex> index;
   uint8_t statuses[kBatch], generations[kBatch * 8];
-  std::string slots, records, moves;  // the last: ids
-
- private:
-  Outcome begun(Outcome outcome, const std::string &made) {
-    const long spare = std::exchange(refuse_after, -1);
-    for (size_t at = 0; outcome == Outcome::kOk && at < made.size(); at += kMoveBytes) moves += made.substr(at, 8);
-    refuse_after = spare;
-    return outcome;
-  }
+  uint8_t moves[2 * kBatch * kShards * 8], move_statuses[2 * kBatch * kShards];
+  size_t moves_count = 0;
+  std::string slots, records;
 };
 
 struct Case {
@@ -229,11 +240,6 @@ void lose_one(World &world) {
   world.put(1);
   world.index->drop_segment(1);
   world.index->drop_segment(2);
-}
-
-void move_some(World &world) {
-  world.put(1);
-  world.move_out();
 }
 
 const Case kCases[] = {
@@ -333,17 +339,6 @@ const Case kCases[] = {
        world.remove(1);
      },
      [](World &world) { return world.reclaim(kNow); }},
-    {"move_out", [](World &world) { world.put(1); }, [](World &world) { return world.move_out(); }},
-    {"move_to", [](World &world) { world.put(1); }, [](World &world) { return world.move_to(); }},
-    {"commit_moves", move_some, [](World &world) { return world.commit_moves(); }},
-    {"publish_moves",
-     [](World &world) {
-       move_some(world);
-       world.commit_moves();
-       world.locate(500);
-     },
-     [](World &world) { return world.publish_moves(); }},
-    {"abort_moves", move_some, [](World &world) { return world.abort_moves(); }},
     {"drop_segment", lose_one, [](World &world) { return world.index->drop_segment(3); }},
     {"sweep", lose_one,
      [](World &world) {
@@ -359,6 +354,37 @@ const Case kCases[] = {
        world.index->add_segment(5, kCapacity, 5, 0, 0);
      },
      [](World &world) { return world.start(2, 1, 0); }, false},
+    {"move_to", [](World &world) { world.put_and_add(); }, [](World &world) { return world.move_to_it(); }},
+    {"move_out", [](World &world) { world.put(1); },
+     [](World &world) {
+       for (uint32_t segment = 1; segment <= kSegments; ++segment) {
+         const Outcome outcome = world.move_out(segment);
+         if (outcome != Outcome::kOk || world.moves_count != 0) return outcome;
+       }
+       return Outcome::kOk;
+     }},
+    {"commit_moves",
+     [](World &world) {
+       world.put_and_add();
+       world.locate(500);
+       world.move_to_it();
+     },
+     [](World &world) { return world.commit_moves(); }},
+    {"publish_moves",
+     [](World &world) {
+       world.put_and_add();
+       world.locate(500);
+       world.move_to_it();
+       world.commit_moves();
+     },
+     [](World &world) { return world.publish_moves(); }},
+    {"abort_moves",
+     [](World &world) {
+       world.put_and_add();
+       world.move_to_it();
+       world.commit_moves();
+     },
+     [](World &world) { return world.abort_moves(); }},
     {"add_segment", [](World &) {}, [](World &world) { return world.index->add_segment(7, kCapacity, 7, 0, 0); }},
     {"set_segment", [](World &) {}, [](World &world) { return world.index->set_segment(1, true, false); }},
     {"chunks_in", [](World &world) { world.put(1); },
