@@ -108,12 +108,9 @@ async def _evict(core: Core) -> None:
 
 
 def _used(core: Core) -> tuple[int, int, int]:
-    """Return bytes in use, the capacity, and chunks.
-
-    What waits to be free is not in use: no eviction makes it free earlier.
-    """
+    """Return bytes in use, without what waits to be free, the capacity, and chunks."""
     stats = core.index.stats()
-    return stats["used_bytes"] - stats["condemned_bytes"], stats["capacity_bytes"], stats["chunks"]
+    return stats["used_bytes"], stats["capacity_bytes"], stats["chunks"]
 
 
 def _segments(core: Core) -> None:
