@@ -134,14 +134,11 @@ def drive_deep(
     duration_ns: int,
     stop: array[int],
     samples: Samples,
-) -> tuple[int, int, int, int]:
-    """Keep `depth` transfers under way until the time is over or `stop` is set.
+) -> tuple[int, int, int]:
+    """Keep `depth` transfers under way until the time is over or `stop` is set, and wait for those that are left.
 
-    The arguments are those of `drive`, but that `begin` does not wait.
-
-    Returns:
-        As `drive` does, and last how many transfers count: those that were still under way at the end are waited for
-        and do not.
+    The arguments and the result are those of `drive`, but that `begin` does not wait. All that was begun counts, until
+    its end: a window that is not long against `depth` transfers would lose as many otherwise.
     """
     clock = time.monotonic_ns
     times = array("q")
@@ -149,8 +146,8 @@ def drive_deep(
     end = begun + duration_ns
     under_way: deque[tuple[Waitable, int]] = deque()
     index, now = first, begun
-    while not times or (now < end and not stop[0]):
-        while len(under_way) < depth:
+    while under_way or not times:
+        while len(under_way) < depth and (index == first or (now < end and not stop[0])):
             submitted = clock()
             under_way.append((begin(index), submitted))
             index += 1
@@ -158,10 +155,8 @@ def drive_deep(
         transfer.wait()
         now = clock()
         times.append(now - submitted)
-    for transfer, _ in under_way:
-        transfer.wait()
     samples.extend(times)
-    return begun, now, index, len(times)
+    return begun, now, index
 
 
 def median(values: Iterable[float]) -> float:

@@ -19,23 +19,15 @@ if TYPE_CHECKING:
 
 __all__ = ["run_deep", "run_threads"]
 
-#: Drives one thread: (first batch, nanoseconds, stop, samples) to (begin, end, next batch, batches that count).
-_Driver: TypeAlias = "Callable[[int, int, array[int], Samples], tuple[int, int, int, int]]"
+#: Drives one thread: (first batch, nanoseconds, stop, samples) to (begin, end, next batch).
+_Driver: TypeAlias = "Callable[[int, int, array[int], Samples], tuple[int, int, int]]"
 
 
 def run_threads(
     side: InitiatorSide, transfers: list[Callable[[int], object]], batch_bytes: int, seconds: float
 ) -> Window:
     """Run one thread per entry of `transfers` from a common start and add up what they did."""
-
-    def driver(transfer: Callable[[int], object]) -> _Driver:
-        def work(first: int, duration_ns: int, stop: array[int], samples: Samples) -> tuple[int, int, int, int]:
-            begin, end, following = drive(transfer, first, duration_ns, stop, samples)
-            return begin, end, following, following - first
-
-        return work
-
-    return _run(side, [driver(transfer) for transfer in transfers], batch_bytes, seconds)
+    return _run(side, [partial(drive, transfer) for transfer in transfers], batch_bytes, seconds)
 
 
 def run_deep(
@@ -48,7 +40,7 @@ def run_deep(
 def _run(side: InitiatorSide, drivers: list[_Driver], batch_bytes: int, seconds: float) -> Window:
     threads = len(drivers)
     samples = [Samples(SAMPLES_MAX // threads) for _ in drivers]
-    outcomes: list[tuple[int, int, int, int]] = [(0, 0, 0, 0)] * threads
+    outcomes: list[tuple[int, int, int]] = [(0, 0, 0)] * threads
     failures: list[BaseException] = []
     start = threading.Barrier(threads)
 
@@ -67,11 +59,11 @@ def _run(side: InitiatorSide, drivers: list[_Driver], batch_bytes: int, seconds:
         member.join()
     if failures:
         raise failures[0]
-    done = sum(count for *_, count in outcomes)
-    for thread, (_, _, following, _) in enumerate(outcomes):
+    done = sum(following for *_, following in outcomes) - sum(side.next_batch)
+    for thread, (*_, following) in enumerate(outcomes):
         side.next_batch[thread] = following
     return Window(
-        seconds=(max(end for _, end, _, _ in outcomes) - min(begin for begin, *_ in outcomes)) / 1e9,
+        seconds=(max(end for _, end, _ in outcomes) - min(begin for begin, *_ in outcomes)) / 1e9,
         transfers=done,
         payload_bytes=done * batch_bytes,
         latency=Percentiles.of(np.concatenate([part.kept for part in samples])),
