@@ -83,7 +83,7 @@ class Core:
         self.sweep_round = 0
         #: Sessions of earlier starts whose incarnations have to be fenced where they may write.
         self.old_writers: dict[bytes, bytes] = {writer.session: writer.incarnation for writer in store.writers()}
-        #: Until then readers may hold leases of an earlier start, so nothing of what was there is overwritten.
+        #: Until then readers may hold leases of an earlier start, also on what is free since, and nobody knows on what.
         self.held_until_ms = 0
         #: Sessions of an earlier start that may hold pins, and have not said what they hold. Until it is empty, or the
         #: time is over that they have for it, nothing is removed or evicted.

@@ -68,6 +68,8 @@ def _fences(core: Core) -> None:
         if (session := core.sessions.by_owner.get(owner)) is not None:
             session.given_up += 1
     core.forget_writers(core.fences.work(now_ms()))
+    if now_ms() >= core.held_until_ms and core.segments.leases_over():
+        core.freed()
 
 
 class _Sweep:
@@ -121,7 +123,8 @@ def _segments(core: Core) -> None:
         core.probes.begin(segment, functools.partial(_readmit, core, segment))
     if now - core.started_ms > settings.segment_grace * 1000:
         for segment in list(core.segments.all.values()):
-            if segment.session is None and not segment.row.lost:
+            # Not one that is new, and whose row is on its way to the store.
+            if segment.held and segment.session is None and not segment.row.lost:
                 core.lose(segment, "it did not come back after the restart")
 
 

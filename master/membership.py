@@ -29,6 +29,8 @@ __all__ = ["MembershipCalls"]
 _log = logging.getLogger("moonpool.master")
 _TEXT_MAX: Final = 1024
 _CAPACITY_MAX: Final = 1 << 46
+# What the smallest extent takes.
+_CAPACITY_MIN: Final = 64
 
 
 class MembershipCalls:
@@ -232,11 +234,11 @@ class MembershipCalls:
         try:
             await core.durable(core.store.put_segment(row))
             core.sessions.get(session.id)  # it may have ended meanwhile
+            core.segments.attach(segment, session, round(core.settings.ramp_up * 1000), now_ms())
         except BaseException:
             del core.segments.all[row.segment]
             core.store.remove_segment(row.segment)
             raise
-        core.segments.attach(segment, session, round(core.settings.ramp_up * 1000), now_ms())
         core.freed()
         _log.info("segment %d: %d bytes of node %r at %s", row.segment, row.capacity_bytes, row.node, row.address)
         return segment
@@ -306,7 +308,9 @@ def _check_mount(session: Session, request: pb.MountSegmentRequest) -> None:
         raise InvalidRequestError("a client lends no memory", hint="a session of kind NODE")
     if len(request.incarnation) != ID_BYTES:
         raise InvalidRequestError(f"an incarnation of {len(request.incarnation)} bytes", hint="16 bytes")
-    if not 0 < request.capacity_bytes <= _CAPACITY_MAX:
-        raise InvalidRequestError(f"a capacity of {request.capacity_bytes} bytes", hint=f"1 to {_CAPACITY_MAX}")
+    if not _CAPACITY_MIN <= request.capacity_bytes <= _CAPACITY_MAX:
+        raise InvalidRequestError(
+            f"a capacity of {request.capacity_bytes} bytes", hint=f"{_CAPACITY_MIN} to {_CAPACITY_MAX}"
+        )
     if not request.address or not request.region or len(request.address) + len(request.region) > _TEXT_MAX:
         raise InvalidRequestError("no address or region, or too long", hint="those of the node's engine")

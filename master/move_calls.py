@@ -41,21 +41,24 @@ class MoveCalls:
         """Put nothing new into a segment and move away what it has, or use it again."""
         core = self._core
         segment = core.segments.get(request.segment)
-        if segment.row.draining == request.undo:
-            row = dataclasses.replace(segment.row, draining=not request.undo)
-            await core.durable(core.store.put_segment(row))
-            segment.row = row
-            if segment.session is not None:
-                core.segments.apply(segment)
-            core.segments.tell(segment)
-            if (loop := core.supervisor.loops.get("drains")) is not None:
-                loop.wake()
-        return pb.DrainReply(header=core.header, chunks=self._extents(segment), draining=core.drains.told(segment))
+        await core.to_the_end(self._drain(segment, not request.undo))
+        chunks = core.segments.figures(segment)["extents"]
+        return pb.DrainReply(header=core.header, chunks=chunks, draining=core.drains.told(segment))
 
-    def _extents(self, segment: Segment) -> int:
-        if segment.session is None:
-            return 0
-        return self._core.index.segment_stats(segment.row.segment)["extents"]
+    async def _drain(self, segment: Segment, draining: bool) -> None:
+        core = self._core
+        async with segment.changing:
+            while (before := core.segments.get(segment.row.segment).row).draining != draining:
+                row = dataclasses.replace(before, draining=draining)
+                await core.durable(core.store.put_segment(row))
+                if segment.row is not before:
+                    continue  # its node went or came back meanwhile, with a row that says something else
+                segment.row = row
+                if segment.session is not None:
+                    core.segments.apply(segment)
+                core.segments.tell(segment)
+                if (loop := core.supervisor.loops.get("drains")) is not None:
+                    loop.wake()
 
 
 class _Moving:

@@ -60,7 +60,7 @@ def _segments(core: Core) -> list[pb.Segment]:
 
 def _segment(core: Core, segment: Segment) -> pb.Segment:
     row = segment.row
-    figures = core.index.segment_stats(row.segment) if segment.session is not None else {}
+    figures = core.segments.figures(segment)
     return pb.Segment(
         segment=row.segment,
         node=row.node,
@@ -69,11 +69,12 @@ def _segment(core: Core, segment: Segment) -> pb.Segment:
         region=row.region,
         incarnation=row.incarnation,
         capacity_bytes=row.capacity_bytes,
-        used_bytes=figures.get("used_bytes", 0),
-        chunks=figures.get("extents", 0),
+        used_bytes=figures["used_bytes"],
+        chunks=figures["extents"],
         state=segment.state,
-        largest_free_bytes=figures.get("largest_free_bytes", 0),
+        largest_free_bytes=figures["largest_free_bytes"],
         draining=core.drains.told(segment),
+        away=segment.session is None or segment.session.outbox is None,
     )
 
 

@@ -90,8 +90,7 @@ class Put:
         # What was given already may be written only so long after the request; the caller wants some of that.
         until = time.monotonic() + min(request.wait_ms / 1000, core.settings.put_begin / 2)
         parents, more, evicted_in_all = per_item(request.parents, request.hashes), 1, 0
-        while True:
-            missing = positions(statuses, pb.NO_SPACE)
+        while missing := positions(statuses, pb.NO_SPACE):
             want = room_for(request.lengths, missing) * self._replicas
             evicted = 0
             if evicted_in_all <= want * _MORE_MAX and core.segments.any_writable(request.avoid):
@@ -100,12 +99,15 @@ class Put:
             if not self._session.ended:
                 self._again(missing, parents, statuses, extents)
             left = until - time.monotonic()
-            if pb.NO_SPACE not in statuses or left <= 0 or self._session.ended or core.closing.is_set():
+            if left <= 0 or self._session.ended or core.closing.is_set():
                 return
             if evicted:
                 more = min(more * _MORE, _MORE_MAX)
-            else:
+            elif pb.NO_SPACE in statuses:
                 await core.wait_for_space(min(left, _LOOK_S))
+                # Before more is evicted: a segment may take chunks now that waited for fences or leases.
+                if not self._session.ended:
+                    self._again(positions(statuses, pb.NO_SPACE), parents, statuses, extents)
 
     async def _evict(self, want: int) -> int:
         try:

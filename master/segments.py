@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import logging
@@ -33,21 +34,31 @@ class Segment:
         session: of its node; None: it has not come back after a restart, or is lost.
         unfenced: incarnations that may have begun to write there under an earlier master. It takes nothing new before
             all are fenced.
+        held: it is of an earlier start, whose readers may hold leases on what is free there. It takes nothing new
+            before they are over.
         quarantined: neither written nor offered to readers.
         reports: host, or session of none -> when it last reported a failure.
         reported_ms: when anybody last did.
         fence_ms: when a fence was last sent for it.
         lost_round: the round of sweeping in which it was lost.
+        changing: held by who changes the row and waits for that.
     """
 
     row: SegmentRow
     session: Session | None = None
     unfenced: set[bytes] = field(default_factory=set)
+    held: bool = False
     quarantined: bool = False
     reports: dict[str | bytes, int] = field(default_factory=dict)
     reported_ms: int = 0
     fence_ms: int = -_AFTER_FENCE_MS
     lost_round: int = -1
+    changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def writable(self) -> bool:
+        """Whether new chunks may go there."""
+        return not (self.quarantined or self.row.draining or self.unfenced or self.held)
 
     @property
     def state(self) -> pb.SegmentState:
@@ -90,37 +101,52 @@ class Segments:
         """Return the segments of a node."""
         return [segment for segment in self.all.values() if segment.session is session]
 
+    def figures(self, segment: Segment) -> dict[str, int]:
+        """Return what the index knows of it; of one whose node has not come back, what its records say."""
+        try:
+            return self._index.segment_stats(segment.row.segment)
+        except KeyError:  # no record names it, or its memory is on its way into the pool
+            return dict.fromkeys(("used_bytes", "extents", "largest_free_bytes"), 0)
+
     def any_writable(self, avoid: Collection[int]) -> bool:
         """Return whether there is a segment that could take chunks if it had room."""
         return any(
-            segment.session is not None
-            and not (segment.quarantined or segment.row.draining or segment.unfenced)
-            and number not in avoid
+            segment.session is not None and segment.writable and number not in avoid
             for number, segment in self.all.items()
         )
 
     def restore(self, row: SegmentRow) -> None:
         """Take a segment of an earlier start. Its chunks can be read when its node comes back."""
-        self.all[row.segment] = Segment(row)
+        self.all[row.segment] = Segment(row, held=True)
 
     def drop_unknown(self) -> None:
         """After all were restored: chunks may name others, or lost ones, and nobody will come back with those."""
         self._index.drop_unknown([number for number, segment in self.all.items() if not segment.row.lost])
 
     def attach(self, segment: Segment, session: Session, ramp_up_ms: int, now_ms: int) -> None:
-        """Its node is there: chunks in it can be read, and written unless somebody has to be fenced first."""
-        segment.session = session
+        """Its node is there: chunks in it can be read, and written unless somebody of before may be at it.
+
+        Raises:
+            ValueError, MemoryError: the index does not take it.
+        """
         row = segment.row
-        self.all[row.segment] = segment
+        # First: when the index refuses it, nothing has changed.
         self._index.add_segment(row.segment, row.capacity_bytes, session.host, ramp_up_ms, now_ms)
+        segment.session = session
         self.apply(segment)
         self.tell(segment)
 
+    def leases_over(self) -> bool:
+        """No lease of an earlier start runs any more. Returns whether a segment that is there has waited for that."""
+        held = [segment for segment in self.all.values() if segment.held and segment.session is not None]
+        for segment in held:
+            segment.held = False
+            self.apply(segment)
+        return bool(held)
+
     def apply(self, segment: Segment) -> None:
         """Tell the index what may be done with a segment."""
-        readable = not segment.quarantined
-        writable = readable and not segment.row.draining and not segment.unfenced
-        self._index.set_segment(segment.row.segment, writable=writable, readable=readable)
+        self._index.set_segment(segment.row.segment, writable=segment.writable, readable=not segment.quarantined)
 
     def tell(self, segment: Segment) -> None:
         """Tell those who watch."""

@@ -31,6 +31,6 @@ def open_store(name: str) -> MetadataStore:
     kind, colon, path = name.partition(":")
     if kind == "memory" and not colon:
         return MemoryStore(keep_records=False)
-    if kind == "sqlite" and path:
+    if kind == "sqlite" and path and "\0" not in path:
         return EmbeddedStore(Path(path))
     raise ConfigError(f"store is {name!r}", hint="sqlite:/var/lib/moonpool/master.db, or memory")

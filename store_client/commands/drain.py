@@ -29,13 +29,17 @@ _PATIENCE_WITH_OTHERS: Final = 60.0
 
 
 @click.command(short_help="Empty a segment, so that its node can leave.")
-@click.argument("segment", metavar="SEGMENT|NODE")
+@click.argument("which", metavar="[SEGMENT|NODE]", required=False)
+@click.option("--segment", type=click.IntRange(min=0, max=0xFFFFFFFE), help="The segment of this number.")
+@click.option("--node", metavar="NAME", help="The segment of the node of this name.")
 @click.option("--undo", is_flag=True, help="Stop, and use it again.")
 @click.option("--wait", is_flag=True, help="Until it is empty, or what is left cannot move.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @connected
 def drain(
-    segment: str,
+    which: str | None,
+    segment: int | None,
+    node: str | None,
     undo: bool,
     wait: bool,
     as_json: bool,
@@ -45,13 +49,15 @@ def drain(
 ) -> None:
     """Put nothing more into a segment, and move what it has to others.
 
-    SEGMENT is a number that `moonpool ls` shows, or the name of a node. The node can be stopped without a loss when it
-    is empty, which --wait waits for. That fails when something stays, because there is no room elsewhere.
+    Which one is said by a number that `moonpool ls` shows, or by the name of a node. The node can be stopped without a
+    loss when it is empty, which --wait waits for. That fails when something stays, because there is no room elsewhere.
     """
     if undo and wait:
         raise click.UsageError("--undo and --wait exclude each other")
+    if (which, segment, node).count(None) != 2:
+        raise click.UsageError("one of SEGMENT, NODE, --segment and --node")
     with open_client(master, timeout, config) as client:
-        number = _number(client, segment)
+        number = segment if segment is not None else _number(client, which, node)
         chunks = client.drain(number, undo=undo)
         left = _wait(client, number, shown=not as_json) if wait else _segment(client, number)
     draining = left.draining if left is not None else pb.Draining()
@@ -91,15 +97,27 @@ def _judge(left: pb.Segment | None, number: int, *, quiet: bool) -> None:
         click.echo(f"segment {number} is empty: its node can be stopped")
 
 
-def _number(client: StoreClient, text: str) -> int:
-    if text.isdecimal():
-        return int(text)
-    its = [one.segment for one in client.segments() if one.node == text]
-    if len(its) != 1:
+def _number(client: StoreClient, which: str | None, node: str | None) -> int:
+    name = which if which is not None else node
+    known = client.segments()
+    its = [one for one in known if one.node == name]
+    # One whose node was started anew is there until the master gives it up.
+    found = {one.segment for one in its if not one.away} or {one.segment for one in its}
+    if which is not None and which.isdecimal():
+        number = int(which)
+        if not found or found == {number}:
+            return number
+        if any(one.segment == number for one in known):
+            raise click.ClickException(
+                f"{number} is a segment, and the name of the node of {sorted(found)}. Try: --segment or --node"
+            )
+    if len(found) != 1:
         raise click.ClickException(
-            f"there is no node {text!r}" if not its else f"node {text!r} has several segments: {sorted(its)}"
+            f"node {name!r} has several segments: {sorted(found)}. Try: --segment"
+            if found
+            else f"there is no node {name!r}"
         )
-    return its[0]
+    return found.pop()
 
 
 def _segment(client: StoreClient, number: int) -> pb.Segment | None:
@@ -112,7 +130,7 @@ def _wait(client: StoreClient, number: int, *, shown: bool) -> pb.Segment | None
     with _progress(shown) as (progress, task):
         while True:
             one = _segment(client, number)
-            # Of a node that has not come back to a master that was started anew nobody knows what it has.
+            # One in quarantine may be drained on: it is waited for, as for a node that a new master has not seen yet.
             if one is None or (one.state != pb.QUARANTINED and (one.state != pb.DRAINING or not one.chunks)):
                 return one
             now = (one.chunks, one.draining.moved, one.draining.moving)

@@ -3,12 +3,18 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as StillWaiting  # another class than the builtin before Python 3.11
+from typing import Any
 
+import pytest
 from master_testing import Member, eventually, hashes
 
 from moonpool.master import Master
+from moonpool.master.errors import SegmentLostError
 from moonpool.proto import pool_pb2 as pb
 
 Start = Callable[..., Master]
@@ -147,6 +153,64 @@ def test_undo_stops_it(start_master: Start, join: Join) -> None:
     assert segment.state == pb.ACTIVE
     assert segment.chunks == 20 - len(node.copies[0].extents) // 72
     assert not segment.HasField("draining")
+
+
+class SlowStore:
+    """Takes the first record of a segment that is drained only when it is told to."""
+
+    def __init__(self, master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
+        store = master.server.core.store
+        self.asked = threading.Event()
+        self.kept: Future[None] = Future()
+        self._put = store.put_segment
+        monkeypatch.setattr(store, "put_segment", self._put_segment)
+
+    def _put_segment(self, row: Any) -> Future[None]:
+        done = self._put(row)
+        if not row.draining or self.asked.is_set():
+            return done
+        self.asked.set()
+        return self.kept
+
+
+def test_a_node_that_leaves_while_its_drain_is_written_stays_lost(
+    start_master: Start, join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    master = start_master()
+    client = join(master)
+    node = nodes(join, master, 2)[0]
+    chunks = hashes(10)
+    assert not any(client.put(chunks, 300, avoid=[2]))
+    slow = SlowStore(master, monkeypatch)
+    with ThreadPoolExecutor(1) as threads:
+        draining = threads.submit(client.drain, 1)
+        assert slow.asked.wait(60)
+        node.goodbye()
+        slow.kept.set_result(None)
+        with pytest.raises(SegmentLostError):
+            draining.result(60)
+    assert set(client.segments()) == {2}
+    eventually(lambda: client.status()["index"]["chunks"] == 0, "its chunks are gone")
+
+
+def test_a_drain_and_its_undo_that_cross_come_one_after_the_other(
+    start_master: Start, join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    master = start_master()
+    client = join(master)
+    nodes(join, master, 2)
+    slow = SlowStore(master, monkeypatch)
+    with ThreadPoolExecutor(2) as threads:
+        draining = threads.submit(client.drain, 1)
+        assert slow.asked.wait(60)
+        undoing = threads.submit(client.drain, 1, undo=True)
+        with pytest.raises(StillWaiting):
+            undoing.result(0.3)
+        slow.kept.set_result(None)
+        draining.result(60)
+        undoing.result(60)
+    assert client.segments()[1].state == pb.ACTIVE
+    assert not any(client.put(hashes(1), avoid=[2]))
 
 
 def test_copies_that_fail_are_tried_again_later_and_later(start_master: Start, join: Join) -> None:

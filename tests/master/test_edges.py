@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -16,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from master_testing import Member, hashes
+from master_testing import Member, eventually, hashes
 
+from moonpool.errors import ConfigError
 from moonpool.master import Master, MasterSettings
-from moonpool.master.errors import InvalidRequestError, StoreUnavailableError
+from moonpool.master.errors import InvalidRequestError, LimitError, StoreUnavailableError
 from moonpool.proto import pool_pb2 as pb
 
 Start = Callable[..., Master]
@@ -107,6 +109,63 @@ def test_memory_of_another_size_is_another_segment(start_master: Start, join: Jo
     assert node.mount(1 << 20) == segment, "the reply was lost"
     with pytest.raises(InvalidRequestError, match="same memory"):
         node.mount(1 << 21)
+
+
+class NoMemory:
+    """An index that has no memory for one more segment."""
+
+    def __init__(self, index: Any) -> None:
+        self._index = index
+
+    def add_segment(self, *_: object) -> None:
+        raise MemoryError
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._index, name)
+
+
+def test_a_mount_that_the_index_refuses_leaves_nothing(
+    start_master: Start, join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    master = start_master()
+    node, client = join(master, pb.NODE), join(master)
+    for capacity in (0, 1, 63):
+        with pytest.raises(InvalidRequestError, match=f"a capacity of {capacity} bytes"):
+            node.mount(capacity)
+    core = master.server.core
+    with monkeypatch.context() as patch:
+        patch.setattr(core.segments, "_index", NoMemory(core.index))
+        with pytest.raises(LimitError):
+            node.mount(1 << 20)
+    assert client.segments() == {}
+    assert client.status()["segments"] == []
+    number = node.mount(1 << 20)
+    assert client.segments()[number].state == pb.ACTIVE
+
+
+def test_a_mount_that_waits_for_the_store_is_not_one_that_did_not_come_back(
+    start_master: Start, join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    master = start_master(segment_grace=0.1, quarantine=0.04)
+    node, client = join(master, pb.NODE), join(master)
+    core = master.server.core
+    kept: Future[None] = Future()
+    with monkeypatch.context() as patch:
+        patch.setattr(core.store, "put_segment", lambda _: kept)
+        mounting = threading.Thread(target=node.mount, args=(1 << 20,))
+        mounting.start()
+        eventually(lambda: core.segments.all, "a mount")
+    loop = core.supervisor.loops["segments"]
+    rounds = loop.rounds
+    eventually(lambda: loop.rounds > rounds + 20, "rounds beyond the grace")
+    kept.set_result(None)
+    mounting.join()
+    assert [segment.state for segment in client.segments().values()] == [pb.ACTIVE]
+
+
+def test_a_path_that_no_file_can_have_is_a_wrong_setting() -> None:
+    with pytest.raises(ConfigError, match="store is"):
+        Master(listen="127.0.0.1:0", http=None, store="sqlite:a\0b")
 
 
 def run(*arguments: str) -> Any:

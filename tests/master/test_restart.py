@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -157,6 +158,30 @@ def test_writers_of_before_are_fenced_before_the_segment_takes_new_chunks(
     assert {fence.incarnation for fence in third.fences} == {client.incarnation}
 
 
+def test_nothing_is_put_where_a_lease_of_before_may_run(run: Callable[..., Process], join: Join) -> None:
+    """What was removed before the restart has left no record, and a reader that was told the place may still read."""
+    seconds = 2.0
+    master = run(lease_max=str(seconds))
+    node = join(master.address, pb.NODE, host="node-0")
+    segment = node.mount(MIB)
+    client = join(master.address)
+    chunks = hashes(4)
+    client.put(chunks)
+    begin = time.monotonic()
+    assert client.locate(chunks, lease_ms=60_000).lease_ms == seconds * 1000
+    assert client.remove(chunks) == bytes(4)
+    client.goodbye()  # so that there is no writer of before either
+    master.end(signal.SIGTERM)
+
+    master = run(lease_max=str(seconds))
+    client = join(master.address)
+    join(master.address, pb.NODE, host="node-0", incarnation=node.incarnation).mount(MIB, segment=segment)
+    given = client.start(hashes(1))
+    assert given.retry_after_ms or not any(given.statuses)
+    eventually(lambda: client.put(hashes(1)) == bytes(1), "room")
+    assert time.monotonic() - begin >= seconds
+
+
 def test_a_segment_that_does_not_come_back_is_lost(run: Callable[..., Process], join: Join) -> None:
     master = run()
     node = join(master.address, pb.NODE, host="node-0")
@@ -208,9 +233,13 @@ def test_removals_and_draining_outlive_a_restart(run: Callable[..., Process], jo
     master.end(signal.SIGKILL)
 
     master = run()
-    join(master.address, pb.NODE, host="node-0", incarnation=node.incarnation).mount(MIB, segment=segment)
     client = join(master.address)
+    # Who waits for 0 before the node is stopped has to wait on.
+    assert client.drain(segment).chunks == client.segments()[segment].chunks == 2
+    assert client.segments()[segment].away
+    join(master.address, pb.NODE, host="node-0", incarnation=node.incarnation).mount(MIB, segment=segment)
     assert client.exists(chunks) == bytes([pb.NOT_FOUND, pb.NOT_FOUND, pb.OK, pb.OK])
+    assert client.drain(segment).chunks == client.segments()[segment].chunks == 2
     assert client.segments()[segment].state == pb.DRAINING
 
 

@@ -16,7 +16,8 @@ from store_testing import key, keys
 
 from moonpool.cli import cli
 from moonpool.cluster import LocalCluster, local_cluster
-from moonpool.store_client import StoreClient
+from moonpool.node import StoreNode
+from moonpool.store_client import MasterError, StoreClient
 
 
 @pytest.fixture
@@ -83,6 +84,46 @@ def test_drain_and_back() -> None:
         assert by_number[number].chunks == 0
         assert "used again" in output(run, "drain", "--undo", str(number))
         assert "draining" not in output(run, "ls")
+
+
+def test_a_number_that_is_also_the_name_of_a_node_is_not_guessed() -> None:
+    with local_cluster(nodes=0) as cluster, cluster.client() as client:
+        run = CliRunner(
+            env={"MOONPOOL_STORE_CLIENT_SECRET": cluster.secret, "MOONPOOL_STORE_CLIENT_MASTER": cluster.master}
+        )
+
+        def drained() -> list[str]:
+            return [segment.node for segment in client.segments() if segment.HasField("draining")]
+
+        options = {"master": cluster.master, "secret": cluster.secret, "dram": "4MiB"}
+        with StoreNode(name="2", **options), StoreNode(name="1", **options), StoreNode(name="30", **options):
+            assert sorted((segment.segment, segment.node) for segment in client.segments()) == [
+                (1, "2"),
+                (2, "1"),
+                (3, "30"),
+            ]
+            refused = output(run, "drain", "1", status=1)
+            assert "--segment or --node" in refused
+            assert drained() == []
+            output(run, "drain", "--node", "1")
+            output(run, "drain", "3")
+            assert sorted(drained()) == ["1", "30"]
+            output(run, "drain", "--undo", "--segment", "2")
+            output(run, "drain", "--undo", "30")
+            assert drained() == []
+            assert isinstance(run.invoke(cli, ["drain", "9"]).exception, MasterError)
+            for wrong in ((), ("1", "--node", "1")):
+                assert "one of" in output(run, "drain", *wrong, status=2)
+
+
+def test_a_node_that_was_started_anew_has_one_segment() -> None:
+    with local_cluster(nodes=1, dram="4MiB", master_options={"session_timeout": "60s"}) as cluster:
+        run = CliRunner(
+            env={"MOONPOOL_STORE_CLIENT_SECRET": cluster.secret, "MOONPOOL_STORE_CLIENT_MASTER": cluster.master}
+        )
+        cluster.kill_node(0)
+        cluster.start_node(0)
+        assert "segment 2 is draining" in output(run, "drain", "node-0")
 
 
 def test_pin_holds_until_it_is_told(shared_cluster: LocalCluster, client: StoreClient, namespace: str) -> None:

@@ -14,7 +14,11 @@ from moonpool.store_client import MasterUnavailableError
 
 
 def test_every_hit_is_back_after_a_kill(capsys: pytest.CaptureFixture[str]) -> None:
-    with local_cluster(nodes=2, dram="64MiB", store="sqlite") as cluster, cluster.client() as client:
+    options = {"lease_max": "1s"}  # nothing is put in where a lease of before may run
+    with (
+        local_cluster(nodes=2, dram="64MiB", store="sqlite", master_options=options) as cluster,
+        cluster.client() as client,
+    ):
         hashes = keys(500)
         values = [content(hash_, 4096) for hash_ in hashes]
         client.put("a", hashes, values, replicas=2).require()
@@ -34,7 +38,11 @@ def test_every_hit_is_back_after_a_kill(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_a_put_waits_for_a_master_that_comes_back() -> None:
-    with local_cluster(nodes=1, dram="16MiB", store="sqlite") as cluster, cluster.client(timeout=60.0) as client:
+    options = {"lease_max": "1s"}
+    with (
+        local_cluster(nodes=1, dram="16MiB", store="sqlite", master_options=options) as cluster,
+        cluster.client(timeout=60.0) as client,
+    ):
         client.put("a", [key(0)], [b"x" * 100]).require()
         cluster.kill_master()
         waiting = client.put_async("a", keys(5, "w"), [content(hash_, 1000) for hash_ in keys(5, "w")])
