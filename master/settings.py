@@ -119,8 +119,8 @@ class MasterSettings:
     put_begin: float = setting(
         5.0,
         "How long after it asked for room a client may begin to write there; a put waits for room half as long at "
-        "most. After a restart, segments take no new chunks for so long; whoever makes it smaller leaves the old time "
-        "between the two masters.",
+        "most. After a restart, segments of before take no new chunks for so long, nor for `lease_max`; whoever makes "
+        "it smaller leaves the old time between the two masters.",
         unit="seconds",
         minimum=0.05,
         maximum=_DAY,
@@ -130,8 +130,9 @@ class MasterSettings:
     )
     lease_max: float = setting(
         10.0,
-        "Longest lease that a reader is given. After a restart nothing that was there before is overwritten for so "
-        "long; whoever makes it smaller leaves the old time between the two masters.",
+        "Longest lease that a reader is given. After a restart segments of before take no new chunks for so long, so "
+        "that nothing that was there is overwritten, and puts that do not wait for it are NO_SPACE; whoever makes it "
+        "smaller leaves the old time between the two masters.",
         unit="seconds",
         minimum=0.01,
         maximum=_DAY,
