@@ -111,7 +111,7 @@ def test_a_damaged_namespace_keeps_its_number(
 ) -> None:
     path, node, chunks, _ = made
     change(path, f"UPDATE namespaces SET {damage}")
-    master = start_master(store=f"sqlite:{path}")
+    master = start_master(store=f"sqlite:{path}", lease_max=0.1)
     back = join(master, pb.NODE, session=node.id, incarnation=node.incarnation)
     back.mount(1 << 20, segment=1)
     client = join(master)

@@ -134,7 +134,7 @@ def test_writers_of_before_are_fenced_before_the_segment_takes_new_chunks(
     assert writer.start(hashes(16), 60_000).statuses == bytes(16)
     master.end(signal.SIGKILL)
 
-    master = run()
+    master = run(lease_max="0.1")  # so that it is the fences that are waited for
     client = join(master.address)
     back = join(master.address, pb.NODE, host="node-0", incarnation=node.incarnation, answers=False)
     back.mount(MIB, segment=segment)
