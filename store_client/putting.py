@@ -28,6 +28,7 @@ from moonpool.store_client.packing import (
 )
 from moonpool.store_client.refusals import refusal
 from moonpool.store_client.results import Outcome, Results
+from moonpool.store_client.rpc import last_wait
 from moonpool.transfer_engine import combine_batch, copy_batch, digest_batch
 
 if TYPE_CHECKING:
@@ -91,8 +92,12 @@ def put(core: Core, request: PutRequest) -> Results:
     """Put a batch. See `StoreClient.put`."""
     memory = request.memory
     every = np.arange(memory.count)
-    for rows in memory.pieces(every, memory.lengths, core.settings.batch_chunks, core.piece_bytes(memory)):
-        _Piecewise(core, request, every[rows]).run()
+    try:
+        for rows in memory.pieces(every, memory.lengths, core.settings.batch_chunks, core.piece_bytes(memory)):
+            _Piecewise(core, request, every[rows]).run()
+    finally:
+        # A place that was kept may be that of a chunk that was there before.
+        core.locations.forget(request.namespace, request.hashes)
     outcomes = request.outcomes.tobytes()
     core.count(
         puts=outcomes.count(Outcome.OK),
@@ -119,6 +124,8 @@ class _Piecewise:
         self._look = _LOOK_FIRST
         # From the first time that there is no room. Until then the master may have been away.
         self._space_until: float | None = None
+        # What is granted after a wait for room has to be written yet.
+        self._last_wait = last_wait(request.deadline)
         self._failure: MoonpoolError | None = None  # of a node, the last one
         self._forgive_at = 0.0
 
@@ -160,9 +167,9 @@ class _Piecewise:
         request, items = self._request, self._items[rows]
         lengths = request.memory.lengths[items]
         one = (lengths == lengths[0]).all()
-        wait = self._core.settings.space_wait
-        if self._space_until is not None:
-            wait = max(0.0, self._space_until - time.monotonic())
+        now = time.monotonic()
+        until = now + self._core.settings.space_wait if self._space_until is None else self._space_until
+        wait = max(0.0, min(until, self._last_wait) - now)
         message = pb.PutStartRequest(
             session=self._core.session.id,
             namespace=request.namespace,
@@ -196,7 +203,7 @@ class _Piecewise:
             return finished
         if self._space_until is None and (statuses == pb.NO_SPACE).any():
             # The master has waited for some of it already.
-            self._space_until = time.monotonic() + self._core.settings.space_wait
+            self._space_until = min(time.monotonic() + self._core.settings.space_wait, self._last_wait)
         for index in np.flatnonzero(~granted & ~waiting).tolist():
             status = int(statuses[index])
             if status == pb.NO_SPACE and self._space_until is not None and time.monotonic() < self._space_until:
