@@ -32,7 +32,7 @@ from moonpool.store_client.rpc import last_wait
 from moonpool.transfer_engine import combine_batch, copy_batch, digest_batch
 
 if TYPE_CHECKING:
-    from moonpool.store_client.core import Core, Job
+    from moonpool.store_client.core import Core
     from moonpool.store_client.moves import Parts
     from moonpool.store_client.values import Memory, Piece
 
@@ -120,7 +120,6 @@ class _Piecewise:
         # One for each leaf of the piece, and for each row whether they are known.
         self._digests = np.zeros(len(self._leaves.owners), dtype="<u8")
         self._digested = np.zeros(len(items), dtype=np.bool_)
-        self._jobs: list[Job] = []
         self._look = _LOOK_FIRST
         # From the first time that there is no room. Until then the master may have been away.
         self._space_until: float | None = None
@@ -138,7 +137,7 @@ class _Piecewise:
                 self._attempt()
         finally:
             if self._piece is not None:
-                self._core.give_back(self._piece, self._jobs)
+                self._core.give_back(self._piece)
 
     def _attempt(self) -> None:
         avoid = self._core.segments.avoided()
@@ -264,7 +263,8 @@ class _Piecewise:
         except BaseException:
             # No room in staging, Ctrl-C, or the client is being closed.
             if self._core.same_cluster(cluster):
-                self._abort(rows, generations, settled=not any(job.unsettled for job in self._jobs))
+                jobs = [] if self._piece is None else self._piece.slice_.jobs
+                self._abort(rows, generations, settled=all(job.settled for job in jobs))
             raise
         done = np.zeros(len(rows), dtype=np.bool_)
         if not self._core.same_cluster(cluster):
@@ -304,9 +304,10 @@ class _Piecewise:
         self, parts: Parts, rows: npt.NDArray[np.intp], extents: Records, cluster: str, deadline: float
     ) -> Moved:
         """Write payloads or headers of these rows of the piece into these extents; blame segments that fail."""
-        core, place = self._core, self._prepared().place
+        core, piece = self._core, self._prepared()
+        place = piece.place
         wanted = parts == "payloads" and not self._digested[rows].all()
-        jobs = core.start_moves("write", place, rows, extents, cluster, deadline, wanted, self._jobs, parts)
+        jobs = core.start_moves("write", place, rows, extents, cluster, deadline, wanted, piece.slice_.jobs, parts)
         if wanted:
             # What devices move, the CPU looks at meanwhile.
             for job in jobs:
