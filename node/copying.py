@@ -163,7 +163,7 @@ class Copier:
 
     def _settle(self, job: _Job) -> None:
         """Return when nothing of it can write here any more; or the engine is about to be closed, which ends it too."""
-        while job.move is not None and job.move.unsettled and not self._closed.is_set():
+        while job.move is not None and not job.move.settled and not self._closed.is_set():
             job.move.cancel(_SETTLE)
 
     def _copy(self, job: _Job) -> tuple[npt.NDArray[np.bool_], str]:
@@ -184,17 +184,9 @@ class Copier:
             starts=np.zeros_like(lengths),
         )
         patience = _PATIENCE + int(lengths.sum()) / _SLOWEST
-        job.move = move = Move.start(
-            self._engine,
-            target,
-            "read",
-            place,
-            np.arange(len(extents)),
-            extents["there"].astype(np.int64),
-            min(job.deadline, time.monotonic() + patience),
-            target.by_cpu,
-            "both",
-        )
+        there = extents["there"].astype(np.int64)
+        job.move = move = Move(place, np.arange(len(extents)), there, target.by_cpu, "both")
+        move.start(self._engine, target, "read", min(job.deadline, time.monotonic() + patience))
         if job.over:
             move.cancel(_SETTLE)
         moved = move.finish(_SETTLE)

@@ -54,6 +54,8 @@ class Tls:
         """
         given = {name: getattr(settings, name) for name in _FILES}
         name = getattr(settings, "tls_name", None)
+        if name == "":
+            raise ConfigError("tls_name is empty", hint="a name, or leave it out: the host of the address")
         if not any(given.values()):
             if name is not None:
                 raise ConfigError("tls_name without tls_cert, tls_key and tls_ca", hint="all of them, or none")

@@ -165,7 +165,7 @@ class Asking:
             hashes: as in `put`.
             segment: where to: its number.
             node: or the name of its node.
-            timeout: seconds.
+            timeout: seconds. What has not been moved in three quarters of it is not in time.
 
         Returns:
             For each chunk OK, ALREADY (it was there), MISS, or FAILED with its error: NoSpaceError,

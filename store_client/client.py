@@ -124,7 +124,7 @@ class StoreClient(Asking):
             shard: which part of the chunks this is, from 0 on; a chunk can be got when all `shards` are there.
             shards: how many parts they have.
             replicas: copies, on different hosts as far as there are.
-            verify: read back what was there ALREADY, and fail with ChunkConflictError when it is other bytes.
+            verify: read back what is there ALREADY, and fail with ChunkConflictError when it is other bytes.
             timeout: seconds; None: the setting `timeout`.
 
         Returns:

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from moonpool.store_client.moves import Parts
     from moonpool.store_client.settings import StoreClientSettings
     from moonpool.store_client.values import Memory, Piece
-    from moonpool.transfer_engine import Transfer
 
 __all__ = ["Core", "Job"]
 
@@ -86,9 +85,9 @@ class Job:
         return not (self.hurried and self.error.code == _DEADLINE)
 
     @property
-    def unsettled(self) -> list[Transfer]:
-        """The transfers that may still touch memory, here or there."""
-        return [] if self.move is None else self.move.unsettled
+    def settled(self) -> bool:
+        """Whether no transfer can touch memory any more, here or there."""
+        return self.move is None or self.move.settled
 
 
 class Core:
@@ -195,17 +194,8 @@ class Core:
                 if now >= deadline:
                     raise StoreTimeoutError("the time is over before anything was begun")
                 job.digesting = digest and target.by_cpu
-                job.move = Move.start(
-                    self.engine,
-                    target,
-                    op,
-                    place,
-                    rows[some],
-                    offsets,
-                    min(deadline, now + patience),
-                    job.digesting,
-                    parts,
-                )
+                job.move = Move(place, rows[some], offsets, job.digesting, parts)
+                job.move.start(self.engine, target, op, min(deadline, now + patience))
             except MoonpoolError as error:
                 self.mistake(error, place)
                 job.error = error
@@ -242,17 +232,12 @@ class Core:
         if (error.code in _MISTAKES and not begun) or (self.engine.closed and not self.closed.is_set()):
             raise error
 
-    def give_back(self, piece: Piece, jobs: list[Job]) -> None:
-        """Nobody needs the place of a piece any more, except perhaps transfers of these jobs that are not settled."""
-        if any(job.unsettled for job in jobs):
-            for job in jobs:
-                if job.move is not None:
-                    job.move.cancel(_settle_seconds(piece.place))
-        unsettled = [transfer for job in jobs for transfer in job.unsettled]
-        if unsettled:
-            self.staging.give_back_later(piece.slice_, unsettled)
-        else:
-            self.staging.give_back(piece.slice_)
+    def give_back(self, piece: Piece) -> None:
+        """Nobody needs the place of a piece any more, except perhaps transfers of its jobs that are not settled."""
+        for job in piece.slice_.jobs:
+            if job.move is not None:
+                job.move.cancel(_settle_seconds(piece.place))
+        self.staging.give_back(piece.slice_)
         if piece.region is not None:
             try:
                 piece.region.release()

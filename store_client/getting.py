@@ -198,7 +198,6 @@ class _Piecewise:
         self._tried = located.extents["segment"] == NO_SEGMENT
         self._corrupt = np.zeros(len(self._items), dtype=np.bool_)
         self._failure: MoonpoolError | None = None
-        self._jobs: list[Job] = []
         self._hashes = hash_matrix(request.hashes_of(self._items))
 
     def run(self) -> None:
@@ -219,7 +218,7 @@ class _Piecewise:
                 if len(pending):
                     pending = pending[~self._read(piece, pending, choice)]
         finally:
-            core.give_back(piece, self._jobs)
+            core.give_back(piece)
 
     def _choose(self, pending: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
         """Return the replica to read next for each row; -1: none is left."""
@@ -249,7 +248,7 @@ class _Piecewise:
         extents = self._extents[pending, choice]
         self._tried[pending, choice] = True
         deadline = min(request.deadline, self._until)
-        jobs = core.start_moves("read", place, pending, extents, self._cluster, deadline, True, self._jobs)
+        jobs = core.start_moves("read", place, pending, extents, self._cluster, deadline, True, piece.slice_.jobs)
         finished = np.zeros(len(pending), dtype=np.bool_)
         wanted = headers_of(extents, self._hashes[pending], request.shard)
         for job in jobs:

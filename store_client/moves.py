@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
@@ -20,6 +21,8 @@ __all__ = ["Move", "Moved", "Parts", "Place"]
 Parts: TypeAlias = Literal["both", "payloads", "headers"]
 
 _OK: Final = int(Status.OK)
+# After its deadline, until a transfer that nobody waits for is over.
+_UNKNOWN: Final = 5.0
 
 
 @dataclass
@@ -141,60 +144,60 @@ class Items:
 class Move:
     """The transfer of one batch to or from one segment, under way."""
 
-    def __init__(self, rows: int, items: Items, *, digest: bool) -> None:
-        self._rows = rows
-        self._items = items
+    def __init__(self, place: Place, rows: npt.NDArray[np.intp], remote_offsets: Int64s, digest: bool, parts: Parts):
+        """Say what is to be moved.
+
+        Args:
+            place: where the chunks lie here.
+            rows: which of them.
+            remote_offsets: of their extents in the segment, for each of `rows`.
+            digest: have the engine compute the digests of payloads on the way. Not with "headers".
+            parts: what of the chunks. "headers" are those and the tables; "both" brings tables for ranges alone.
+        """
+        self._rows = len(rows)
+        self._items = items = Items(place, rows, remote_offsets)
         self._digest = digest
         self._transfer: Transfer | None = None
         self._error: MoonpoolError | None = None
+        self._unknown_until = 0.0
+        ranged = place.starts is not None
+        if parts == "both" and place.joined and not digest:
+            items.add_joined()
+            return
+        if parts != "headers":
+            items.add_payloads(by_leaf=digest and (ranged or parts == "payloads"))
+        if parts != "payloads":
+            items.add_headers()
+        if parts == "headers" or ranged:
+            items.add_tables()
 
-    @classmethod
-    def start(
-        cls,
-        engine: TransferEngine,
-        target: Target,
-        op: Literal["read", "write"],
-        place: Place,
-        rows: npt.NDArray[np.intp],
-        remote_offsets: Int64s,
-        deadline: float,
-        digest: bool,
-        parts: Parts,
-    ) -> Move:
-        """Start to move the chunks `rows` of `place`, in one transfer.
+    def start(self, engine: TransferEngine, target: Target, op: Literal["read", "write"], deadline: float) -> None:
+        """Start, in one transfer.
 
         Args:
             engine: of this client.
             target: the segment.
             op: ``"read"`` from it or ``"write"`` to it.
-            place: where they lie here.
-            rows: which of them.
-            remote_offsets: of their extents in the segment, for each of `rows`.
             deadline: of `time.monotonic`.
-            digest: have the engine compute the digests of payloads on the way. Not with "headers".
-            parts: what of the chunks. "headers" are those and the tables; "both" brings tables for ranges alone.
         """
-        items = Items(place, rows, remote_offsets)
-        ranged = place.starts is not None
-        if parts == "both" and place.joined and not digest:
-            items.add_joined()
-        else:
-            if parts != "headers":
-                items.add_payloads(by_leaf=digest and (ranged or parts == "payloads"))
-            if parts != "payloads":
-                items.add_headers()
-            if parts == "headers" or ranged:
-                items.add_tables()
-        self = cls(len(rows), items, digest=digest)
         submit = engine.read if op == "read" else engine.write
-        local, local_offsets, remote, lengths = items.columns()
+        local, local_offsets, remote, lengths = self._items.columns()
+        # Ctrl-C may come when the transfer runs, and nothing here knows of it yet.
+        self._unknown_until = deadline + _UNKNOWN
         try:
             self._transfer = submit(
-                target.peer, local, target.region, local_offsets, remote, lengths, deadline_at=deadline, digest=digest
+                target.peer,
+                local,
+                target.region,
+                local_offsets,
+                remote,
+                lengths,
+                deadline_at=deadline,
+                digest=self._digest,
             )
         except MoonpoolError as error:
             self._error = error  # nothing was started
-        return self
+            self._unknown_until = 0.0
 
     @property
     def refused(self) -> MoonpoolError | None:
@@ -202,14 +205,14 @@ class Move:
         return self._error
 
     @property
-    def unsettled(self) -> list[Transfer]:
-        """The transfers that may still touch memory, here or there."""
-        return [] if self._transfer is None or self._transfer.settled else [self._transfer]
+    def settled(self) -> bool:
+        """Whether nothing of it can touch memory any more, here or there."""
+        return time.monotonic() >= self._unknown_until if self._transfer is None else self._transfer.settled
 
     def cancel(self, settle_seconds: float) -> None:
         """Stop what is still running."""
-        for transfer in self.unsettled:
-            _settle(transfer, settle_seconds)
+        if self._transfer is not None:
+            _settle(self._transfer, settle_seconds)
 
     def finish(self, settle_seconds: float) -> Moved:
         """Wait for the end, which the deadline guarantees, and say what is in place.

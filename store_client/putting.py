@@ -28,10 +28,11 @@ from moonpool.store_client.packing import (
 )
 from moonpool.store_client.refusals import refusal
 from moonpool.store_client.results import Outcome, Results
+from moonpool.store_client.rpc import last_wait
 from moonpool.transfer_engine import combine_batch, copy_batch, digest_batch
 
 if TYPE_CHECKING:
-    from moonpool.store_client.core import Core, Job
+    from moonpool.store_client.core import Core
     from moonpool.store_client.moves import Parts
     from moonpool.store_client.values import Memory, Piece
 
@@ -91,8 +92,12 @@ def put(core: Core, request: PutRequest) -> Results:
     """Put a batch. See `StoreClient.put`."""
     memory = request.memory
     every = np.arange(memory.count)
-    for rows in memory.pieces(every, memory.lengths, core.settings.batch_chunks, core.piece_bytes(memory)):
-        _Piecewise(core, request, every[rows]).run()
+    try:
+        for rows in memory.pieces(every, memory.lengths, core.settings.batch_chunks, core.piece_bytes(memory)):
+            _Piecewise(core, request, every[rows]).run()
+    finally:
+        # A place that was kept may be that of a chunk that was there before.
+        core.locations.forget(request.namespace, request.hashes)
     outcomes = request.outcomes.tobytes()
     core.count(
         puts=outcomes.count(Outcome.OK),
@@ -115,10 +120,11 @@ class _Piecewise:
         # One for each leaf of the piece, and for each row whether they are known.
         self._digests = np.zeros(len(self._leaves.owners), dtype="<u8")
         self._digested = np.zeros(len(items), dtype=np.bool_)
-        self._jobs: list[Job] = []
         self._look = _LOOK_FIRST
         # From the first time that there is no room. Until then the master may have been away.
         self._space_until: float | None = None
+        # What is granted after a wait for room has to be written yet.
+        self._last_wait = last_wait(request.deadline)
         self._failure: MoonpoolError | None = None  # of a node, the last one
         self._forgive_at = 0.0
 
@@ -131,7 +137,7 @@ class _Piecewise:
                 self._attempt()
         finally:
             if self._piece is not None:
-                self._core.give_back(self._piece, self._jobs)
+                self._core.give_back(self._piece)
 
     def _attempt(self) -> None:
         avoid = self._core.segments.avoided()
@@ -160,9 +166,9 @@ class _Piecewise:
         request, items = self._request, self._items[rows]
         lengths = request.memory.lengths[items]
         one = (lengths == lengths[0]).all()
-        wait = self._core.settings.space_wait
-        if self._space_until is not None:
-            wait = max(0.0, self._space_until - time.monotonic())
+        now = time.monotonic()
+        until = now + self._core.settings.space_wait if self._space_until is None else self._space_until
+        wait = max(0.0, min(until, self._last_wait) - now)
         message = pb.PutStartRequest(
             session=self._core.session.id,
             namespace=request.namespace,
@@ -196,7 +202,7 @@ class _Piecewise:
             return finished
         if self._space_until is None and (statuses == pb.NO_SPACE).any():
             # The master has waited for some of it already.
-            self._space_until = time.monotonic() + self._core.settings.space_wait
+            self._space_until = min(time.monotonic() + self._core.settings.space_wait, self._last_wait)
         for index in np.flatnonzero(~granted & ~waiting).tolist():
             status = int(statuses[index])
             if status == pb.NO_SPACE and self._space_until is not None and time.monotonic() < self._space_until:
@@ -257,7 +263,8 @@ class _Piecewise:
         except BaseException:
             # No room in staging, Ctrl-C, or the client is being closed.
             if self._core.same_cluster(cluster):
-                self._abort(rows, generations, settled=not any(job.unsettled for job in self._jobs))
+                jobs = [] if self._piece is None else self._piece.slice_.jobs
+                self._abort(rows, generations, settled=all(job.settled for job in jobs))
             raise
         done = np.zeros(len(rows), dtype=np.bool_)
         if not self._core.same_cluster(cluster):
@@ -297,9 +304,10 @@ class _Piecewise:
         self, parts: Parts, rows: npt.NDArray[np.intp], extents: Records, cluster: str, deadline: float
     ) -> Moved:
         """Write payloads or headers of these rows of the piece into these extents; blame segments that fail."""
-        core, place = self._core, self._prepared().place
+        core, piece = self._core, self._prepared()
+        place = piece.place
         wanted = parts == "payloads" and not self._digested[rows].all()
-        jobs = core.start_moves("write", place, rows, extents, cluster, deadline, wanted, self._jobs, parts)
+        jobs = core.start_moves("write", place, rows, extents, cluster, deadline, wanted, piece.slice_.jobs, parts)
         if wanted:
             # What devices move, the CPU looks at meanwhile.
             for job in jobs:

@@ -11,6 +11,7 @@ from moonpool.proto import pool_pb2 as pb
 from moonpool.store_client import errors
 from moonpool.store_client.packing import HASH_BYTES
 from moonpool.store_client.results import Outcome, Results
+from moonpool.store_client.rpc import last_wait
 
 if TYPE_CHECKING:
     from moonpool.store_client.core import Core
@@ -37,7 +38,8 @@ def segment_of(core: Core, node: str, deadline: float) -> int:
 
 def move(core: Core, namespace: str, batches: list[bytes], segment: int, deadline: float) -> Results:
     """Move chunks. See `StoreClient.move`."""
-    statuses = b"".join(_move_batch(core, namespace, some, segment, deadline) for some in batches)
+    until = last_wait(deadline)
+    statuses = b"".join(_move_batch(core, namespace, some, segment, until, deadline) for some in batches)
     outcomes = bytes(_DONE.get(status, Outcome.FAILED) for status in statuses)
     failed = {
         index: _failure(statuses[index], segment, index)
@@ -47,13 +49,13 @@ def move(core: Core, namespace: str, batches: list[bytes], segment: int, deadlin
     return Results(outcomes, failed)
 
 
-def _move_batch(core: Core, namespace: str, hashes: bytes, segment: int, deadline: float) -> bytes:
+def _move_batch(core: Core, namespace: str, hashes: bytes, segment: int, until: float, deadline: float) -> bytes:
     found = bytearray([pb.WRITING]) * (len(hashes) // HASH_BYTES)
     left = list(range(len(found)))
     asked_before = False
-    while left and (not asked_before or time.monotonic() < deadline):
+    while left and (not asked_before or time.monotonic() < until):
         some = b"".join(hashes[place * HASH_BYTES : (place + 1) * HASH_BYTES] for place in left)
-        wait_ms = max(0, min(_WAIT_MS, int((deadline - time.monotonic()) * 1000)))
+        wait_ms = max(0, min(_WAIT_MS, int((until - time.monotonic()) * 1000)))
         request = pb.MoveRequest(namespace=namespace, hashes=some, segment=segment, wait_ms=wait_ms)
         reply = core.call("Move", request, deadline)
         for place, status in zip(left, reply.statuses, strict=True):

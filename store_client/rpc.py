@@ -27,7 +27,7 @@ from moonpool.proto.errors import (
 from moonpool.proto.tls import Tls, why_not
 from moonpool.store_client.errors import ClientClosedError
 
-__all__ = ["MasterIdentity", "MasterLink"]
+__all__ = ["MasterIdentity", "MasterLink", "last_wait"]
 
 _log = logging.getLogger("moonpool.store_client")
 # Between two attempts of a call: from the first to the last, doubled each time, with up to a half of jitter.
@@ -36,6 +36,13 @@ _BACKOFF_LAST: Final = 0.5
 # One attempt may take so long before another is made: a connection can be dead without anybody noticing.
 _ATTEMPT_SECONDS: Final = 5.0
 _WHY_SECONDS: Final = 0.5
+# Of the time of a call that the master is to wait in, what is left for its answer and for what follows that.
+_FOR_ANSWER: Final = 0.25
+
+
+def last_wait(deadline: float) -> float:
+    """Return until when the master may be told to wait, so that its answer comes before the deadline of a call."""
+    return deadline - _FOR_ANSWER * max(0.0, deadline - time.monotonic())
 
 
 @dataclass(frozen=True)

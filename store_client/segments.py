@@ -100,21 +100,20 @@ class SegmentTable:
         """
         if cluster != self._link.cluster:
             raise _changed()
-        with self._lock:
-            self._of_cluster(cluster)
-            future = self._targets.get(segment)
-            mine = future is None
-            if future is None:
-                future = self._targets[segment] = Future()
-        if mine:
-            try:
+        mine: Future[Target] = Future()
+        try:
+            with self._lock:
+                self._of_cluster(cluster)
+                future = self._targets.setdefault(segment, mine)
+            if future is mine:
                 future.set_result(self._connect(segment, cluster, deadline))
-            except BaseException as error:
-                with self._lock:
-                    if self._targets.get(segment) is future:
-                        del self._targets[segment]
-                future.set_exception(error)
-                raise
+        except BaseException as error:
+            with self._lock:
+                if self._targets.get(segment) is mine:
+                    del self._targets[segment]
+            if not mine.done():
+                mine.set_exception(error)
+            raise
         try:
             return future.result(timeout=max(0.0, deadline - time.monotonic()))
         except FutureTimeoutError as error:

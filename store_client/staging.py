@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -16,30 +18,50 @@ from moonpool.units import format_bytes
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from moonpool.transfer_engine import Transfer
+    from moonpool.store_client.core import Job
 
 __all__ = ["Slice", "StagingArea"]
 
 ALIGN: Final = 64
-# How often memory of transfers that had not settled is looked at while somebody waits for room.
+# How often what may have come free without a word is looked at while somebody waits for room.
 _LOOK: Final = 0.05
 
 
 class Slice:
-    """A part of the staging area, owned by one call until it is given back."""
+    """A part of the staging area, owned by whoever has this object until it is given back.
 
-    __slots__ = ("nbytes", "offset")
+    Attributes:
+        jobs: whose transfers may touch it.
+    """
+
+    __slots__ = ("__weakref__", "jobs", "nbytes", "offset")
 
     def __init__(self, offset: int, nbytes: int) -> None:
         self.offset = offset
         self.nbytes = nbytes
+        self.jobs: list[Job] = []
+
+
+class _Taken:
+    # What the area knows of a slice, without owning it.
+
+    def __init__(self, slice_: Slice) -> None:
+        self.begin = slice_.offset
+        self.end = slice_.offset + slice_.nbytes
+        self.jobs = slice_.jobs
+        self.owner: Callable[[], Slice | None] = weakref.ref(slice_)
+
+    @property
+    def in_use(self) -> bool:
+        return self.owner() is not None or not all(job.settled for job in self.jobs)
 
 
 class StagingArea:
     """One region, from which slices are taken first fit. Thread-safe.
 
-    A slice that a transfer may still write or read when its call has ended is given back with `give_back_later`, and
-    is used again when the transfer has settled.
+    A slice that a transfer may still write or read when it is given back is used again when the transfer has settled.
+    So is one that nobody has any more: Ctrl-C may come between any two steps of Python, also before or while its owner
+    gives it back. For the same reason there is one list of what is taken, which changes in one step.
     """
 
     def __init__(self, engine: TransferEngine, nbytes: int) -> None:
@@ -48,9 +70,10 @@ class StagingArea:
         #: The same as numbers, for what lies at multiples of 8.
         self.words: npt.NDArray[np.uint64] = self.bytes[: nbytes // 8 * 8].view("<u8")
         self.nbytes = nbytes
-        self._free = [(0, nbytes)]  # (offset, nbytes), by offset; neighbours are merged
-        self._late: list[tuple[Slice, list[Transfer]]] = []
-        self._changed = threading.Condition()
+        self._taken: list[_Taken] = []
+        # Taken by itself: a condition takes its lock in steps.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._closed = False
 
     def take(self, nbytes: int, deadline: float) -> Slice:
@@ -65,13 +88,15 @@ class StagingArea:
             ClientClosedError: the client was closed.
         """
         nbytes = max(ALIGN, -(-nbytes // ALIGN) * ALIGN)
-        with self._changed:
+        with self._lock:
             while True:
                 if self._closed:
                     raise ClientClosedError("the client is closed")
                 self._collect()
-                slice_ = self._first_fit(nbytes)
-                if slice_ is not None:
+                offset = self._first_fit(nbytes)
+                if offset is not None:
+                    slice_ = Slice(offset, nbytes)
+                    self._taken.append(_Taken(slice_))
                     return slice_
                 remaining = deadline - time.monotonic()
                 if remaining <= 0 or nbytes > self.nbytes:
@@ -80,57 +105,41 @@ class StagingArea:
                         retryable=True,
                         hint="fewer calls at once, a larger staging_bytes, or registered memory",
                     )
-                self._changed.wait(min(remaining, _LOOK) if self._late else remaining)
+                self._changed.wait(min(remaining, _LOOK))
 
     def give_back(self, slice_: Slice) -> None:
-        """Nothing uses the slice any more."""
-        with self._changed:
-            self._insert(slice_)
-            self._changed.notify_all()
-
-    def give_back_later(self, slice_: Slice, transfers: list[Transfer]) -> None:
-        """Use the slice again when none of these transfers can touch it any more."""
-        with self._changed:
-            self._late.append((slice_, transfers))
+        """The owner needs it no more. Again: nothing."""
+        with self._lock:
+            for one in self._taken:
+                if one.owner() is slice_:
+                    one.owner = _nobody
             self._changed.notify_all()
 
     @property
     def free_bytes(self) -> int:
         """How much is not in use."""
-        with self._changed:
+        with self._lock:
             self._collect()
-            return sum(nbytes for _, nbytes in self._free)
+            return self.nbytes - sum(one.end - one.begin for one in self._taken)
 
     def close(self) -> None:
         """Wake and refuse everybody who waits. The memory goes with the engine."""
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._late.clear()
+            self._taken.clear()
             self._changed.notify_all()
 
-    def _first_fit(self, nbytes: int) -> Slice | None:
-        for index, (offset, room) in enumerate(self._free):
-            if room >= nbytes:
-                rest = [(offset + nbytes, room - nbytes)] if room > nbytes else []
-                self._free[index : index + 1] = rest
-                return Slice(offset, nbytes)
-        return None
-
-    def _insert(self, slice_: Slice) -> None:
-        pieces = sorted([*self._free, (slice_.offset, slice_.nbytes)])
-        merged: list[tuple[int, int]] = []
-        for offset, nbytes in pieces:
-            if merged and merged[-1][0] + merged[-1][1] == offset:
-                merged[-1] = (merged[-1][0], merged[-1][1] + nbytes)
-            else:
-                merged.append((offset, nbytes))
-        self._free = merged
+    def _first_fit(self, nbytes: int) -> int | None:
+        free = 0
+        for one in sorted(self._taken, key=lambda one: one.begin):
+            if one.begin - free >= nbytes:
+                return free
+            free = one.end
+        return free if self.nbytes - free >= nbytes else None
 
     def _collect(self) -> None:
-        waiting = []
-        for slice_, transfers in self._late:
-            if all(transfer.settled for transfer in transfers):
-                self._insert(slice_)
-            else:
-                waiting.append((slice_, transfers))
-        self._late = waiting
+        self._taken = [one for one in self._taken if one.in_use]
+
+
+def _nobody() -> None:
+    return None

@@ -140,10 +140,13 @@ class Registered(Memory):
 
 
 class Buffers(Memory):
-    """A buffer for each chunk. None: its bytes are made when they have come, see `taken`."""
+    """A buffer for each chunk, with its value or to be filled. None: its bytes are made, see `taken`."""
 
-    def __init__(self, engine: TransferEngine, views: list[memoryview | None], *, makes: bool = False) -> None:
+    def __init__(
+        self, engine: TransferEngine, views: list[memoryview | None], *, filled: bool, makes: bool = False
+    ) -> None:
         super().__init__(len(views))
+        self.filled = filled
         self.makes = makes
         self._engine = engine
         self.views = views
@@ -184,8 +187,6 @@ class Buffers(Memory):
 
     def deliver(self, staging: StagingArea, piece: Piece, rows: npt.NDArray[np.intp]) -> None:
         """See `Memory`."""
-        if piece.region is not None:
-            rows = rows[[self.views[item] is None for item in piece.items[rows].tolist()]]
         place = piece.place
         self.accept(piece.items[rows], place.region, place.offsets[rows], place.lengths[rows])
 
@@ -205,24 +206,23 @@ class Buffers(Memory):
                 view[:length] = found[offset : offset + length]
 
     def _alone(self, staging: StagingArea, items: npt.NDArray[np.intp], lengths: Int64s, deadline: float) -> Piece:
-        # Larger than all of the staging area, so it is alone: its own memory is registered for as long as it takes.
+        # Larger than all of the staging area, so it is alone, with a region of its own for as long as it takes. A value
+        # is registered where it is; a destination changes when what has come is verified, so that comes elsewhere.
         assert len(items) == 1
-        view = self.views[int(items[0])]
-        length = int(lengths[0])
-        if view is None:
-            region = self._engine.allocate(length)
+        if self.filled:
+            region = self._engine.allocate(int(lengths[0]))
         else:
-            region = self._engine.register(view, writable=not view.readonly)
+            region = self._engine.register(self.value(int(items[0])), writable=False)
         try:
             slice_ = staging.take(int(header_room(lengths).sum()), deadline)
+            headers = np.array([slice_.offset], dtype=np.int64)
+            nowhere = np.zeros(1, dtype=np.int64)
+            tables = headers + HEADER_BYTES
+            place = Place(region, nowhere, lengths, staging.region, headers, tables, lengths, joined=False)
+            return Piece(items, place, slice_, region)
         except BaseException:
             region.release()
             raise
-        headers = np.array([slice_.offset], dtype=np.int64)
-        nowhere = np.zeros(1, dtype=np.int64)
-        tables = headers + HEADER_BYTES
-        place = Place(region, nowhere, lengths, staging.region, headers, tables, lengths, joined=False)
-        return Piece(items, place, slice_, region)
 
 
 _EMPTY: Final = memoryview(b"")
@@ -243,7 +243,7 @@ def values_of(engine: TransferEngine, values: Any, count: int) -> Memory:
 def destinations_of(engine: TransferEngine, destinations: Any, count: int) -> Memory:
     """Return the destinations of a get; None: bytes are made."""
     if destinations is None:
-        return Buffers(engine, [None] * count, makes=True)
+        return Buffers(engine, [None] * count, filled=True, makes=True)
     return _memory_of(engine, destinations, count, writable=True, what="destinations")
 
 
@@ -267,7 +267,7 @@ def _memory_of(engine: TransferEngine, given: Any, count: int, *, writable: bool
         ) from cause
     if len(views) != count:
         raise StoreArgumentError(f"{len(views)} {what} were given for {count} chunks", hint="one for each")
-    return Buffers(engine, list(views))
+    return Buffers(engine, list(views), filled=writable)
 
 
 def _view_of(one: Any, writable: bool, what: str, index: int) -> memoryview:

@@ -98,6 +98,19 @@ def test_a_full_pool_makes_room_or_says_when() -> None:
         client.put("a", keys(20, "later"), [b"x" * 60_000] * 20, timeout=60).require()
 
 
+@pytest.mark.parametrize("timeout", [1.0, 4.0])  # less than the master waits for room in one call, and in two
+def test_a_put_with_less_time_than_the_wait_for_room_says_what_had_none(timeout: float) -> None:
+    with local_cluster(nodes=1, dram="4MiB") as cluster, cluster.client(space_wait=5.0) as client:
+        held = keys(13)
+        client.put("a", held, [b"x" * 300_000] * 13).require()
+        with client.pin("a", held):
+            begin = time.monotonic()
+            results = client.put("a", keys(2, "more"), [b"y" * 100, b"z" * 300_000], timeout=timeout)
+            assert time.monotonic() - begin >= timeout / 2
+        assert results.outcomes == bytes([Outcome.OK, Outcome.FAILED])
+        assert isinstance(results.errors[1], NoSpaceError)
+
+
 def test_puts_of_a_killed_client_do_not_stay_in_the_way(shared_cluster: LocalCluster) -> None:
     code = (
         "import os, sys\n"

@@ -11,7 +11,8 @@ import pytest
 from store_testing import content, key, keys
 
 from moonpool.cluster import LocalCluster, local_cluster
-from moonpool.store_client import Outcome, StoreClient
+from moonpool.proto.errors import MasterUnavailableError
+from moonpool.store_client import ChunkConflictError, Outcome, StoreClient
 from moonpool.store_client.locations import Locations
 from moonpool.store_client.packing import EXTENT, NO_SEGMENT, Records
 from moonpool.store_client.rpc import MasterIdentity
@@ -117,6 +118,46 @@ def test_what_this_client_removes_is_gone_for_it_at_once(client: StoreClient, na
     assert list(client.get(namespace, hashes)) == [None, *values[1:]]
     client.remove_prefix(namespace, hashes[1])
     assert list(client.get(namespace, hashes)) == [None, None, values[2]]
+
+
+def test_what_this_client_puts_is_what_it_gets(
+    shared_cluster: LocalCluster, client: StoreClient, namespace: str
+) -> None:
+    hashes = keys(4, namespace)
+    with shared_cluster.client() as mine:
+        mine.put(namespace, hashes, [b"1" * 100] * 4).require()
+        mine.get(namespace, hashes).require()
+        client.remove(namespace, hashes).require()
+        client.put(namespace, hashes[2:], [b"3" * 300] * 2).require()
+        assert mine.put(namespace, hashes[:1], [b"2" * 200]).count(Outcome.OK) == 1
+        assert mine.get(namespace, hashes[:1])[0] == b"2" * 200
+        # What is read back is what is there, not what was.
+        with pytest.raises(ChunkConflictError):
+            mine.put(namespace, hashes[2:3], [b"1" * 300], verify=True).require()
+        assert mine.put(namespace, hashes[3:], [b"3" * 300]).count(Outcome.ALREADY) == 1
+        assert mine.get(namespace, hashes[3:])[0] == b"3" * 300
+
+
+def test_a_put_that_fails_may_have_changed_what_is_there(
+    shared_cluster: LocalCluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hash_ = key(namespace)
+
+    def find(client: StoreClient) -> object:
+        return client._core.locations.find(namespace, 0, hash_, client._core.link.identity, 0.0)
+
+    with shared_cluster.client() as client:
+        client.put(namespace, [hash_], [b"1"]).require()
+        client.get(namespace, [hash_]).require()
+        assert find(client) is not None
+
+        def unanswered(*_: object) -> None:
+            raise MasterUnavailableError("no answer")
+
+        monkeypatch.setattr(client._core.link, "call", unanswered)
+        with pytest.raises(MasterUnavailableError):
+            client.put(namespace, [hash_], [b"2"])
+        assert find(client) is None
 
 
 @pytest.mark.parametrize("kept", [True, False])

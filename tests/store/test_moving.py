@@ -241,6 +241,27 @@ def test_what_a_stopped_node_copies_late_lands_in_nobodys_room(monkeypatch: pyte
         check(client, [one for one, its in zip(others, there, strict=True) if its])
 
 
+@pytest.mark.parametrize("timeout", [1.0, 2.5])  # less than one call to the master waits, and more
+def test_a_move_that_is_not_over_in_time_says_so_of_each_chunk(timeout: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = []
+
+    def call(method: str, request: pb.MoveRequest, deadline: float) -> object:
+        left.append(deadline - time.monotonic() - request.wait_ms / 1000)
+        return asked(method, request, deadline)
+
+    with local_cluster(nodes=2, dram="16MiB") as cluster, cluster.client() as client:
+        target = number_of(client, 1)
+        hashes = fill(client, number_of(client, 0), 3)
+        cluster.signal_node(1, signal.SIGSTOP)
+        asked = client._core.call
+        monkeypatch.setattr(client._core, "call", call)
+        results = client.move(SPACE, [*keys(1, "absent"), *hashes], segment=target, timeout=timeout)
+        cluster.signal_node(1, signal.SIGCONT)
+        assert results.outcomes == bytes([Outcome.MISS] + [Outcome.FAILED] * 3)
+        assert {error.code for error in results.errors.values()} == {"CHUNK_BUSY"}
+        assert min(left) > 0.1 * timeout  # for the answer of the master
+
+
 def test_damage_is_not_copied(cluster: LocalCluster) -> None:
     with cluster.client() as client:
         source, target = number_of(client, 0), number_of(client, 1)

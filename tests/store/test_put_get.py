@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from store_testing import content, key, keys
+from store_testing import content, key, keys, locate, spoil
 
 from moonpool.cluster import LocalCluster
 from moonpool.store_client import (
@@ -123,6 +123,23 @@ def test_a_chunk_larger_than_all_of_staging(shared_cluster: LocalCluster, namesp
         assert client.get_into(namespace, hashes, room).ok
         assert room == values
         assert client.stats()["staging_free_bytes"] == 1 << 20
+
+
+@pytest.mark.parametrize("staging", ["1MiB", "8MiB"])  # less than the chunk, and more
+def test_a_destination_changes_when_its_chunk_is_good(
+    shared_cluster: LocalCluster, namespace: str, staging: str
+) -> None:
+    hash_, size = key(namespace), 3_000_000
+    value = content(hash_, size)
+    with shared_cluster.client(staging_bytes=staging) as client:
+        client.put(namespace, [hash_], [value]).require()
+        room = bytearray(b"." * (size + 10))
+        assert client.get_into(namespace, [hash_], [room]).ok
+        assert room == value + b"." * 10
+        spoil(client, locate(client, namespace, [hash_])[0, 0], 64 + size // 2)
+        room = bytearray(b"." * (size + 10))
+        assert client.get_into(namespace, [hash_], [room]).outcomes == bytes([Outcome.CORRUPT])
+        assert room == b"." * (size + 10)
 
 
 def test_ranges_of_chunks(client: StoreClient, namespace: str) -> None:

@@ -74,7 +74,7 @@ def test_who_waits_gets_what_is_given_back(engine: TransferEngine) -> None:
 
 def test_closing_wakes_who_waits(engine: TransferEngine) -> None:
     area = StagingArea(engine, 4096)
-    area.take(4096, soon())
+    held = area.take(4096, soon())
     raised = []
 
     def wait() -> None:
@@ -88,19 +88,48 @@ def test_closing_wakes_who_waits(engine: TransferEngine) -> None:
     area.close()
     waiting.join(60)
     assert len(raised) == 1
+    area.give_back(held)
 
 
 def test_a_slice_that_may_still_be_written_waits(engine: TransferEngine) -> None:
     class Unsettled:
         settled = False
 
-    area, transfer = StagingArea(engine, 4096), Unsettled()
-    area.give_back_later(area.take(4096, soon()), [transfer])  # type: ignore[list-item]
-    assert area.free_bytes == 0
-    with pytest.raises(StagingFullError):
-        area.take(64, soon())
-    transfer.settled = True
-    assert area.take(64, soon()).offset == 0
+    for given_back in (True, False):
+        area, job = StagingArea(engine, 4096), Unsettled()
+        slice_ = area.take(4096, soon())
+        slice_.jobs.append(job)  # type: ignore[arg-type]
+        if given_back:
+            area.give_back(slice_)
+        else:
+            del slice_
+        assert area.free_bytes == 0
+        with pytest.raises(StagingFullError):
+            area.take(64, soon())
+        job.settled = True
+        assert area.take(64, soon()).offset == 0
+
+
+def test_a_slice_that_nobody_has_any_more_comes_back(engine: TransferEngine) -> None:
+    area = StagingArea(engine, 4096)
+    area.take(4096, soon())
+    kept = area.take(64, soon())
+    assert area.free_bytes == 4096 - 64
+    got = []
+    waiting = threading.Thread(target=lambda: got.append(area.take(4096, time.monotonic() + 60)))
+    waiting.start()
+    del kept  # it tells nobody
+    waiting.join(60)
+    assert len(got) == 1
+
+
+def test_what_is_given_back_twice_is_free_once(engine: TransferEngine) -> None:
+    area = StagingArea(engine, 4096)
+    first = area.take(64, soon())
+    area.give_back(first)
+    second = area.take(64, soon())
+    area.give_back(first)
+    assert area.take(64, soon()).offset != second.offset
 
 
 def test_pieces_are_bounded_in_chunks_and_bytes(engine: TransferEngine) -> None:

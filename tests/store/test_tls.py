@@ -157,3 +157,5 @@ def test_files_that_cannot_be_used_are_refused_at_the_start(
             begin(**options(site.master, **changed))
     with pytest.raises(ConfigError, match="tls_name without"):
         connect("127.0.0.1:1", engine, tls_name="name")
+    with pytest.raises(ConfigError, match="tls_name is empty"):
+        connect("127.0.0.1:1", engine, tls_name="", **options(site.client))
