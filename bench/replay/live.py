@@ -310,12 +310,12 @@ def _run(work: Callable[[_Serving], None], serving: Sequence[_Serving], stop: th
 @contextlib.contextmanager
 def _clients(options: LiveOptions) -> Iterator[list[StoreClient]]:
     with contextlib.ExitStack() as stack:
-        address, secret = str(options.master), options.secret
+        address, fitting = str(options.master), {"secret": options.secret}
         if options.master is None:
             cluster = stack.enter_context(local_cluster(options.nodes, str(options.dram), options.store))
-            address, secret = cluster.master, cluster.secret.encode()
+            address, fitting = cluster.master, cluster.client_options
         yield [
-            stack.enter_context(StoreClient(address, name=f"mooncake-bench {number}", secret=secret))
+            stack.enter_context(StoreClient(address, name=f"mooncake-bench {number}", **fitting))
             for number in range(options.clients)
         ]
 
