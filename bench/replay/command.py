@@ -39,6 +39,8 @@ _CAPACITY_MAX: Final = 10**9
 _CAPACITIES: Final = [1_000, 5_000, 10_000, 30_000, 50_000]
 _POLICIES: Final = ["lru", "s3fifo", "prefix", "optimum"]
 _SCHEMA: Final = 1
+_SPEED_MIN: Final = 1e-3
+_SPEED_MAX: Final = 1e9
 
 _EXAMPLES: Final = """\b
 Examples:
@@ -51,6 +53,17 @@ Examples:
 """
 
 T = TypeVar("T")
+
+
+def _speed(text: str) -> float:
+    try:
+        speed = float(text)
+    except ValueError:
+        speed = 0.0
+    # False for what is no number, too.
+    if not _SPEED_MIN <= speed <= _SPEED_MAX:
+        raise ValueError(f"{text!r} is not a number from {_SPEED_MIN:g} to {_SPEED_MAX:g}")
+    return speed
 
 
 @click.command(epilog=_EXAMPLES)
@@ -73,7 +86,7 @@ T = TypeVar("T")
 @click.option("--requests", type=click.IntRange(1), metavar="N", help="Only the first N of the trace.")
 @click.option(
     "--speed",
-    type=click.FloatRange(0, min_open=True),
+    type=Value("number", _speed),
     help="Replay it in time, so many times as fast, against a live pool. What follows belongs to this.",
 )
 @click.option("--master", type=ADDRESS, help="A pool that runs.  [default: one is started on this host]")

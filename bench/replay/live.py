@@ -149,7 +149,7 @@ class _Due:
         return self._due[number], self._requests[number]
 
     def _due_in(self, number: int) -> float:
-        return self.began + self._due[number] - time.monotonic()
+        return min(threading.TIMEOUT_MAX, self.began + self._due[number] - time.monotonic())
 
 
 class _Serving:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 import json
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,10 @@ def run(file: Path, *arguments: str) -> Result:
     return CliRunner().invoke(commands.cli, ["replay", str(file), *arguments])
 
 
-def test_hits_are_what_a_pool_with_room_for_all_has(file: Path, tmp_path: Path) -> None:
+def test_hits_are_what_a_pool_with_room_for_all_has(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOONPOOL_STORE_CLIENT_TLS_CA", "of-another-pool.pem")
     requests = replay_traces.chats(5, 60, live=8)
     trace = replay_traces.trace(requests)
     pool = POLICIES["lru"](trace, 10**6)
@@ -123,6 +127,13 @@ def test_who_comes_later_in_the_file_is_not_due_earlier() -> None:
     assert [due.next() for _ in range(4)] == [(0.0, [0]), (0.0, [1]), (0.002, [2]), None]
 
 
+def test_what_is_due_in_a_thousand_years_can_be_waited_for() -> None:
+    due = live._Due(Trace([[0], [1]], [7, 8], [0.0, 1e16]), 0.001)
+    assert due.next() == (0.0, [0])
+    threading.Timer(0.1, due.stop.set).start()
+    assert due.next() is None
+
+
 def test_wrong_bytes_are_status_1(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(hashes: Any, nbytes: int) -> Any:
         content = content_of(hashes, nbytes)
@@ -168,7 +179,11 @@ def test_a_timeline_has_every_request_once() -> None:
     ("arguments", "words"),
     [
         ("--dram 1GiB", "--dram belongs to --speed"),
-        ("--speed 0", "0"),
+        ("--speed 0", "'0' is not a number from 0.001 to 1e+09"),
+        ("--speed 1e-300", "'1e-300' is not a number from"),
+        ("--speed nan", "'nan' is not a number from"),
+        ("--speed inf", "'inf' is not a number from"),
+        ("--speed fast", "'fast' is not a number from"),
         ("--speed 1 --capacity 5", "simulated pools"),
         ("--speed 1 --policy lru", "simulated pools"),
         ("--speed 1 --secret s", "--secret belongs to --master"),
