@@ -85,7 +85,8 @@ class PoolPlace:
 
     def _open(self) -> None:
         options = self._options
-        address, self._fitting = str(options.master), {"secret": options.secret}
+        address = str(options.master)
+        self._fitting: dict[str, Any] = {"secret": options.secret}
         if options.master is None:
             cluster = self._stack.enter_context(local_cluster(options.nodes, str(options.dram), options.metadata))
             address, self._fitting = cluster.master, cluster.client_options
