@@ -80,8 +80,8 @@ def _speed(text: str) -> float:
     "policies",
     type=Choices("name", list(POLICIES)),
     multiple=True,
-    help="lru, s3fifo, prefix, optimum, bound, and native-lru, native-s3fifo, native-prefix through the index of the "
-    "master; may be given several times.  [default: the first four]",
+    help="lru, s3fifo, prefix, optimum, bound (where no request has a block twice), and native-lru, native-s3fifo, "
+    "native-prefix through the index of the master; may be given several times.  [default: the first four]",
 )
 @click.option("--requests", type=click.IntRange(1), metavar="N", help="Only the first N of the trace.")
 @click.option(
@@ -114,10 +114,10 @@ def replay(ctx: click.Context, /, **given: Any) -> None:
     or used, and the pool is cut to its size.
 
     With --speed each request comes at its time instead, and a live pool is asked what is there, which is got and
-    compared, and the rest is put.
+    compared, and the rest is put. Where nothing came of any request for 30 seconds the pool is gone, which ends it.
 
     The exit status is 0, 1 for bytes that differ, 2 for a command line that makes no sense, 3 for a trace that cannot
-    be read or a live pool that fails, and 130 after Ctrl-C, which still shows what is complete.
+    be read or a live pool that fails, and 130 after Ctrl-C or SIGTERM, which still show what is complete.
     """
     capacities, policies = _flat(given["capacities"]), _flat(given["policies"])
     try:
