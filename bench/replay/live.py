@@ -186,7 +186,7 @@ class _Patience:
             futile, seconds = self._futile, time.monotonic() - self._since
         if futile >= _GONE_REQUESTS and seconds >= _GONE_SECONDS:
             raise BenchError(
-                f"the pool is gone: nothing came of the last {futile} requests, for {seconds:.0f} s",
+                f"the pool is gone or of no use: nothing came of the last {futile} requests, for {seconds:.0f} s",
                 cause=str(failure),
                 hint="whether master and nodes run",
             )
