@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -114,21 +115,30 @@ def perform(
 
 
 class Ending:
-    """How a run ended. A context manager that takes what ends a run early, so that what was measured is still shown."""
+    """How a run ended. A context manager that takes what ends a run early, so that what was measured is still shown.
+
+    SIGTERM ends a run as Ctrl-C does: what it has put into a pool is removed. For the main thread.
+    """
 
     def __init__(self) -> None:
-        #: Whether it was Ctrl-C.
+        #: Whether it was Ctrl-C, or SIGTERM.
         self.interrupted = False
         self._failure: MoonpoolError | None = None
 
     def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        self.interrupted = isinstance(error, KeyboardInterrupt)
+        signal.signal(signal.SIGTERM, self._before)
         if isinstance(error, MoonpoolError):
             self._failure = error
-        return self.interrupted or self._failure is not None
+        # What cleaning up met may have taken the place of Ctrl-C.
+        first = error
+        while first is not None and not self.interrupted:
+            self.interrupted = isinstance(first, KeyboardInterrupt)
+            first = first.__context__
+        return isinstance(error, (KeyboardInterrupt, MoonpoolError))
 
     def say(self) -> None:
         """Say on standard error why it ended early, if it did."""

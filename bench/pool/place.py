@@ -16,6 +16,7 @@ from moonpool.bench.pool.loading import AT_ONCE, batches_of
 from moonpool.bench.pool.work import LOCATED
 from moonpool.cluster import local_cluster
 from moonpool.proto import pool_pb2 as pb
+from moonpool.proto.tls import Tls
 from moonpool.store_client import StoreClient, StoreClientSettings
 from moonpool.store_client.packing import EXTENT, Records, extents_of
 from moonpool.store_client.rpc import MasterLink
@@ -84,17 +85,18 @@ class PoolPlace:
 
     def _open(self) -> None:
         options = self._options
-        address, secret = str(options.master), options.secret
+        address = str(options.master)
+        self._fitting: dict[str, Any] = {"secret": options.secret}
         if options.master is None:
             cluster = self._stack.enter_context(local_cluster(options.nodes, str(options.dram), options.metadata))
-            address, secret = cluster.master, cluster.secret.encode()
+            address, self._fitting = cluster.master, cluster.client_options
         # It asks the master whatever it does.
-        self.client = self._stack.enter_context(
-            StoreClient(address, name="mooncake-bench", secret=secret, locations_max=0)
+        settings = StoreClientSettings.load(
+            {"master": address, "name": "mooncake-bench", "locations_max": 0, **self._fitting}
         )
-        self._secret = secret
+        self.client = self._stack.enter_context(StoreClient(settings=settings))
         self.engine = self.client.engine
-        self._link = MasterLink(address, secret)
+        self._link = MasterLink(address, settings.secret, Tls.of(settings))
         self._stack.callback(self._link.close)
         # A session of its own: room is given to a session, and that of the client belongs to the client.
         self._session = Session(self._link, pb.CLIENT, "mooncake-bench limit", "", self.engine.incarnation)
@@ -103,7 +105,7 @@ class PoolPlace:
         self._table = SegmentTable(self.engine, self._link, 1.0, 5.0)
         self._stack.callback(self._table.close)
         self.address = address
-        self.lease = StoreClientSettings.load().lease
+        self.lease = settings.lease
         if self._own:
             self._touch()
 
@@ -124,7 +126,7 @@ class PoolPlace:
             return self.client
         if self._knowing is None:
             self._knowing = self._stack.enter_context(
-                StoreClient(self.address, name="mooncake-bench known", secret=self._secret, engine=self.engine)
+                StoreClient(self.address, name="mooncake-bench known", engine=self.engine, **self._fitting)
             )
         return self._knowing
 

@@ -39,6 +39,8 @@ _CAPACITY_MAX: Final = 10**9
 _CAPACITIES: Final = [1_000, 5_000, 10_000, 30_000, 50_000]
 _POLICIES: Final = ["lru", "s3fifo", "prefix", "optimum"]
 _SCHEMA: Final = 1
+_SPEED_MIN: Final = 1e-3
+_SPEED_MAX: Final = 1e9
 
 _EXAMPLES: Final = """\b
 Examples:
@@ -51,6 +53,17 @@ Examples:
 """
 
 T = TypeVar("T")
+
+
+def _speed(text: str) -> float:
+    try:
+        speed = float(text)
+    except ValueError:
+        speed = 0.0
+    # False for what is no number, too.
+    if not _SPEED_MIN <= speed <= _SPEED_MAX:
+        raise ValueError(f"{text!r} is not a number from {_SPEED_MIN:g} to {_SPEED_MAX:g}")
+    return speed
 
 
 @click.command(epilog=_EXAMPLES)
@@ -67,13 +80,13 @@ T = TypeVar("T")
     "policies",
     type=Choices("name", list(POLICIES)),
     multiple=True,
-    help="lru, s3fifo, prefix, optimum, bound, and native-lru, native-s3fifo, native-prefix through the index of the "
-    "master; may be given several times.  [default: the first four]",
+    help="lru, s3fifo, prefix, optimum, bound (where no request has a block twice), and native-lru, native-s3fifo, "
+    "native-prefix through the index of the master; may be given several times.  [default: the first four]",
 )
 @click.option("--requests", type=click.IntRange(1), metavar="N", help="Only the first N of the trace.")
 @click.option(
     "--speed",
-    type=click.FloatRange(0, min_open=True),
+    type=Value("number", _speed),
     help="Replay it in time, so many times as fast, against a live pool. What follows belongs to this.",
 )
 @click.option("--master", type=ADDRESS, help="A pool that runs.  [default: one is started on this host]")
@@ -101,10 +114,10 @@ def replay(ctx: click.Context, /, **given: Any) -> None:
     or used, and the pool is cut to its size.
 
     With --speed each request comes at its time instead, and a live pool is asked what is there, which is got and
-    compared, and the rest is put.
+    compared, and the rest is put. Where nothing came of any request for 30 seconds the pool is gone, which ends it.
 
     The exit status is 0, 1 for bytes that differ, 2 for a command line that makes no sense, 3 for a trace that cannot
-    be read or a live pool that fails, and 130 after Ctrl-C, which still shows what is complete.
+    be read or a live pool that fails, and 130 after Ctrl-C or SIGTERM, which still show what is complete.
     """
     capacities, policies = _flat(given["capacities"]), _flat(given["policies"])
     try:

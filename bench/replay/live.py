@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from moonpool.bench.errors import BenchError
 from moonpool.bench.replay.hashes import content_of, hashes_of
 from moonpool.cluster import local_cluster
 from moonpool.errors import MoonpoolError
 from moonpool.store_client import Outcome, StoreClient
+from moonpool.store_client.errors import MasterUnavailableError
 from moonpool.store_client.packing import ROOT
 
 if TYPE_CHECKING:
@@ -33,6 +35,11 @@ __all__ = ["LiveOptions", "Served", "Totals", "replay_live"]
 _PIECE_BYTES: Final = 32 << 20
 _REMOVED_AT_ONCE: Final = 1000
 _SHOWN_MAX: Final = 8
+#: A pool is gone when nothing came of so many requests in a row, for so long. A master that starts anew takes less.
+_GONE_REQUESTS: Final = 3
+_GONE_SECONDS: Final = 30.0
+#: To remove what was put, from a pool that may be gone.
+_REMOVE_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True)
@@ -101,6 +108,7 @@ class Totals:
         complaints: bytes that were wrong, the first few.
         wrong: chunks whose bytes were wrong.
         seconds: of the whole replay.
+        left: why what was put may still be in the pool; empty: it is not.
         pool: what was replayed against, as JSON values.
     """
 
@@ -110,6 +118,7 @@ class Totals:
     complaints: list[str] = field(default_factory=list)
     wrong: int = 0
     seconds: float = 0.0
+    left: str = ""
     pool: dict[str, Any] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -149,20 +158,60 @@ class _Due:
         return self._due[number], self._requests[number]
 
     def _due_in(self, number: int) -> float:
-        return self.began + self._due[number] - time.monotonic()
+        return min(threading.TIMEOUT_MAX, self.began + self._due[number] - time.monotonic())
+
+
+class _Patience:
+    """Ends the replay against a pool that is gone. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._futile = 0
+        self._since = 0.0
+
+    def note(self, began: float, failure: MoonpoolError | None) -> None:
+        """Take note of a request that is over.
+
+        Args:
+            began: when.
+            failure: why nothing came of it; None: something did.
+
+        Raises:
+            BenchError: nothing has come of any for too long.
+        """
+        with self._lock:
+            self._futile = 0 if failure is None else self._futile + 1
+            if self._futile == 1:
+                self._since = began
+            futile, seconds = self._futile, time.monotonic() - self._since
+        if futile >= _GONE_REQUESTS and seconds >= _GONE_SECONDS:
+            raise BenchError(
+                f"the pool is gone or of no use: nothing came of the last {futile} requests, for {seconds:.0f} s",
+                cause=str(failure),
+                hint="whether master and nodes run",
+            )
 
 
 class _Serving:
     """One client, used by one thread."""
 
     def __init__(
-        self, client: StoreClient, namespace: str, hashes: NDArray[np.uint8], block_bytes: int, totals: Totals
+        self,
+        client: StoreClient,
+        namespace: str,
+        hashes: NDArray[np.uint8],
+        block_bytes: int,
+        totals: Totals,
+        patience: _Patience,
     ) -> None:
         self._client = client
         self._namespace = namespace
         self._hashes = hashes
         self._block_bytes = block_bytes
         self._totals = totals
+        self._patience = patience
+        #: The last of the request.
+        self._failure: MoonpoolError | None = None
         self._at_once = max(1, _PIECE_BYTES // block_bytes)
         self._region = client.allocate(self._at_once * block_bytes)
         self._memory = np.asarray(self._region)[: self._at_once * block_bytes].reshape(self._at_once, block_bytes)
@@ -170,16 +219,29 @@ class _Serving:
         self._lengths = np.full(self._at_once, block_bytes, dtype=np.int64)
 
     def serve(self, due: float, late: float, blocks: Sequence[int]) -> None:
-        """Ask, get what is there, put the rest; note it."""
+        """Ask, get what is there, put the rest; note it. A master that does not answer is asked nothing more.
+
+        Raises:
+            BenchError: the pool is gone.
+        """
+        self._failure = None
         hashes = self._hashes[list(blocks)]
         began = time.monotonic()
         matched = self._matched(hashes)
         asked = time.monotonic()
         hits, getting = self._get(hashes[:matched])
-        put_blocks, putting = self._put(hashes, hits)
+        put_blocks, putting = 0, 0.0
+        if not isinstance(self._failure, MasterUnavailableError):
+            put_blocks, putting = self._put(hashes, hits)
         done = Served(due, late, asked - began, getting, putting, len(blocks), hits, put_blocks)
         with self._totals.lock:
             self._totals.served.append(done)
+        if blocks:
+            self._patience.note(began, None if hits or put_blocks else self._failure)
+
+    def _fail(self, error: MoonpoolError) -> None:
+        self._failure = error
+        self._totals.fail(error)
 
     def _matched(self, hashes: NDArray[np.uint8]) -> int:
         if not len(hashes):
@@ -187,7 +249,7 @@ class _Serving:
         try:
             return self._client.match_prefix(self._namespace, hashes.tobytes(), lease=1.0)
         except MoonpoolError as error:
-            self._totals.fail(error)
+            self._fail(error)
             return 0
 
     def _get(self, hashes: NDArray[np.uint8]) -> tuple[int, float]:
@@ -241,10 +303,10 @@ class _Serving:
         try:
             results = call(self._namespace, hashes.tobytes(), values, **options)
         except MoonpoolError as error:
-            self._totals.fail(error)
+            self._fail(error)
             return None
         for index in results.where(Outcome.FAILED):
-            self._totals.fail(results.errors[index])
+            self._fail(results.errors[index])
         return results
 
 
@@ -258,14 +320,15 @@ def replay_live(trace: Trace, options: LiveOptions, totals: Totals, advance: Cal
         advance: is told of each request that is over, from several threads.
 
     Raises:
-        MoonpoolError: the pool did not start, or does not answer.
+        MoonpoolError: the pool did not start, does not answer, or is gone.
     """
     hashes = hashes_of(trace.names)
     namespace = f"mooncake-bench-replay-{os.urandom(8).hex()}"
     with contextlib.ExitStack() as stack:
         clients = stack.enter_context(_clients(options))
         totals.pool = _pool(clients[0], options)
-        serving = [_Serving(client, namespace, hashes, options.block_bytes, totals) for client in clients]
+        patience = _Patience()
+        serving = [_Serving(client, namespace, hashes, options.block_bytes, totals, patience) for client in clients]
         due = _Due(trace, options.speed)
 
         def work(one: _Serving) -> None:
@@ -279,7 +342,7 @@ def replay_live(trace: Trace, options: LiveOptions, totals: Totals, advance: Cal
         finally:
             totals.seconds = time.monotonic() - due.began
             if options.master is not None:
-                _empty(clients[0], namespace, hashes)
+                _empty(clients[0], namespace, hashes, totals)
 
 
 def _run(work: Callable[[_Serving], None], serving: Sequence[_Serving], stop: threading.Event) -> None:
@@ -310,12 +373,13 @@ def _run(work: Callable[[_Serving], None], serving: Sequence[_Serving], stop: th
 @contextlib.contextmanager
 def _clients(options: LiveOptions) -> Iterator[list[StoreClient]]:
     with contextlib.ExitStack() as stack:
-        address, secret = str(options.master), options.secret
+        address = str(options.master)
+        fitting: dict[str, Any] = {"secret": options.secret}
         if options.master is None:
             cluster = stack.enter_context(local_cluster(options.nodes, str(options.dram), options.store))
-            address, secret = cluster.master, cluster.secret.encode()
+            address, fitting = cluster.master, cluster.client_options
         yield [
-            stack.enter_context(StoreClient(address, name=f"mooncake-bench {number}", secret=secret))
+            stack.enter_context(StoreClient(address, name=f"mooncake-bench {number}", **fitting))
             for number in range(options.clients)
         ]
 
@@ -330,7 +394,10 @@ def _pool(client: StoreClient, options: LiveOptions) -> dict[str, Any]:
     }
 
 
-def _empty(client: StoreClient, namespace: str, hashes: NDArray[np.uint8]) -> None:
-    """Leave nothing in a pool of others."""
-    for begin in range(0, len(hashes), _REMOVED_AT_ONCE):
-        client.remove(namespace, hashes[begin : begin + _REMOVED_AT_ONCE].tobytes())
+def _empty(client: StoreClient, namespace: str, hashes: NDArray[np.uint8], totals: Totals) -> None:
+    """Leave nothing in a pool of others. A failure is noted: it must not take the place of what ended the replay."""
+    try:
+        for begin in range(0, len(hashes), _REMOVED_AT_ONCE):
+            client.remove(namespace, hashes[begin : begin + _REMOVED_AT_ONCE].tobytes(), timeout=_REMOVE_SECONDS)
+    except MoonpoolError as error:
+        totals.left = f"what was put may still be in the pool: {error}"

@@ -102,11 +102,13 @@ def perform_live(
     if plot_file is not None and totals.served:
         plot_live(live_report.timeline(totals), plot_file)
     ending.say()
+    if totals.left:
+        say(totals.left)
     if json_file == "-":
         for complaint in totals.complaints:
             say(f"NOT VERIFIED: {complaint}")
     status = ending.status(verified=not totals.wrong)
-    return ExitStatus.FAILED if status is ExitStatus.OK and totals.errors else status
+    return ExitStatus.FAILED if status is ExitStatus.OK and (totals.errors or totals.left) else status
 
 
 def requests_progress() -> Progress:

@@ -16,8 +16,10 @@ class Optimum(Pool):
     """Evicts the block that is used again last: Belady, "A study of replacement algorithms", IBM Systems Journal 1966.
 
     Blocks that are used again by the same request are equal to it. Which of them goes is up to `leaves_first`: the one
-    that comes last in its request, so that what stays is always a prefix and no pool of this size can have more hits;
-    or the one that comes first, as in programs that know blocks but no prefixes.
+    that comes last in its request; or the one that comes first, as in programs that know blocks but no prefixes.
+
+    With `leaves_first` no pool of this size can have more hits, where a block always has the same blocks before it and
+    is in a request once: what stays is always a prefix. Of other traces it is no bound.
 
     Args:
         trace: its requests have to come in order, from the first on.

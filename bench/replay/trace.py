@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -21,6 +20,8 @@ BLOCK_TOKENS: Final = 512
 
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _SHOWN_MAX: Final = 60
+#: More than three thousand years: whoever counts microseconds since 1970 is still below it.
+_TIME_MAX_MS: Final = 10**16
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,10 @@ def _request(where: str, line: bytes) -> tuple[float, list[int]]:
         if key not in request:
             raise TraceError(f"{where}: the key {key!r} is missing")
     if not _is_time(request["timestamp"]):
-        raise TraceError(f"{where}: 'timestamp' is {_shown(request['timestamp'])}, not a number of milliseconds from 0")
+        raise TraceError(
+            f"{where}: 'timestamp' is {_shown(request['timestamp'])}, not a number of milliseconds from 0 "
+            f"to {_TIME_MAX_MS:,}"
+        )
     for key in ("input_length", "output_length"):
         if not _is_natural(request[key]):
             raise TraceError(f"{where}: {key!r} is {_shown(request[key])}, not a whole number of tokens from 0")
@@ -127,7 +131,7 @@ def _is_natural(value: Any) -> bool:
 
 
 def _is_time(value: Any) -> bool:
-    return type(value) in (int, float) and value >= 0 and not math.isinf(value)
+    return type(value) in (int, float) and 0 <= value <= _TIME_MAX_MS
 
 
 def _shown(value: Any) -> str:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from moonpool.store_client import StoreClient
 
 __all__ = [
+    "OPEN",
     "READY",
     "TIED",
     "ClusterError",
@@ -34,6 +35,9 @@ __all__ = [
 #: Stand for descriptors in the arguments of a `TiedProcess`.
 TIED: Final = "{tied}"
 READY: Final = "{ready}"
+
+#: Settings by which a client fits a pool without secret and TLS, whatever the environment and its file say.
+OPEN: Final[Mapping[str, Any]] = dict.fromkeys(("secret", "tls_cert", "tls_key", "tls_ca", "tls_name"))
 
 _START_SECONDS: Final = 30.0
 _STOP_SECONDS: Final = 10.0
@@ -186,11 +190,25 @@ class LocalCluster:
         """The address of the master."""
         return self._address
 
+    @property
+    def client_options(self) -> dict[str, Any]:
+        """Settings by which a client fits this cluster, whatever the environment and its file say.
+
+        The secret, the TLS files of `master_options` and the `tls_name` of `node_options`, as far as there are any.
+        """
+        given = {name: value for name, value in self._master_options.items() if name in OPEN}
+        return {**OPEN, "secret": self.secret, "tls_name": self._node_options.get("tls_name"), **given}
+
     def client(self, **options: Any) -> StoreClient:
-        """Return a new client of this cluster; it is closed with the cluster, if not before."""
+        """Return a new client of this cluster; it is closed with the cluster, if not before.
+
+        Args:
+            options: settings of a `StoreClient`; those that are not given are `client_options`, and then what the
+                environment says.
+        """
         from moonpool.store_client import StoreClient
 
-        client = StoreClient(self._address, **{"secret": self.secret, **options})
+        client = StoreClient(self._address, **{**self.client_options, **options})
         self._clients.append(client)
         return client
 

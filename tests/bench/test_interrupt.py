@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from bench_testing import Terminal, interrupt
 
-from moonpool.bench.errors import ExitStatus
+from moonpool.bench.errors import BenchError, ExitStatus
+from moonpool.bench.perform import Ending
 
 ENDLESS = ["--block-size", "64KiB", "--footprint", "8MiB", "--duration", "20ms", "--warmup", "0", "--rounds", "1000"]
 
@@ -33,6 +34,21 @@ def test_a_long_window_ends_at_once() -> None:
     terminal.send(signal.SIGINT)
     status, output = terminal.ended()
     assert (status, output) == (ExitStatus.INTERRUPTED, "")
+
+
+@pytest.mark.parametrize("what", [signal.SIGINT, signal.SIGTERM])
+def test_what_cleaning_up_meets_does_not_hide_it(what: signal.Signals, capsys: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    ending = Ending()
+    with ending:
+        try:
+            signal.raise_signal(what)
+        finally:
+            raise BenchError("the pool is gone")
+    assert signal.getsignal(signal.SIGTERM) == before
+    ending.say()
+    assert ending.status(verified=True) is ExitStatus.INTERRUPTED
+    assert "the pool is gone" in capsys.readouterr().err
 
 
 def test_a_killed_run_takes_its_target_with_it() -> None:

@@ -86,7 +86,9 @@ def stand_in(tmp_path: Path) -> dict[str, str]:
         (folder / name).write_text(f"#!{sys.executable}\n{text}", encoding="utf-8")
         (folder / name).chmod(0o755)
     paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {"PYTHONPATH": os.pathsep.join(paths), **SHORT_LEASE}
+    # Secret and TLS are of another pool than those that are started.
+    another = {"MOONPOOL_STORE_CLIENT_TLS_CA": "elsewhere.pem", "MOONPOOL_STORE_CLIENT_SECRET": "another"}
+    return {"PYTHONPATH": os.pathsep.join(paths), **SHORT_LEASE, **another}
 
 
 def compared(bench: Bench, arguments: str, environ: dict[str, str]) -> dict[str, Any]:

@@ -29,6 +29,8 @@ TINY = "--block-size 4KiB,64KiB --batch 1,4 --footprint 512KiB --dram 16MiB --du
 ONE_ROW = "--block-size 4KiB --batch 2 --footprint 64KiB --dram 16MiB --duration 1ms --warmup 0 --rounds 1"
 #: What was got keeps its room for as long as a lease: a short one lets the pool be empty soon.
 SHORT_LEASE = {"MOONPOOL_STORE_CLIENT_LEASE": "500ms"}
+# Of another pool than that which is started.
+OF_ANOTHER = {"MOONPOOL_STORE_CLIENT_TLS_CA": "elsewhere.pem", "MOONPOOL_STORE_CLIENT_SECRET": "another"}
 
 KEYS = {
     "backend": str,
@@ -103,7 +105,7 @@ def test_every_key_is_documented() -> None:
 
 
 def test_the_table_is_for_people(bench: Bench) -> None:
-    done = bench("store", *TINY.split(), "--threads", "1,2", environ=SHORT_LEASE)
+    done = bench("store", *TINY.split(), "--threads", "1,2", environ=SHORT_LEASE | OF_ANOTHER)
     assert (done.returncode, done.stderr) == (0, "")
     for text in ["GB/s", "chunks/s", "p99", "limit", "ratio", "put", "get", "4KiB", "64KiB", "1 node", "thr"]:
         assert text in done.stdout

@@ -77,6 +77,8 @@ def test_empty_lines_other_keys_and_a_missing_newline_are_nothing_bad(file: Path
         (line(timestamp="now"), r"line 2: 'timestamp' is \"now\", not a number of milliseconds"),
         (line(timestamp=float("nan")), r"line 2: 'timestamp' is NaN, not a number"),
         (line(timestamp=float("inf")), r"line 2: 'timestamp' is Infinity, not a number"),
+        (line(timestamp=10**400), r"line 2: 'timestamp' is 1000.*, not a number of milliseconds from 0 to 10,000"),
+        (line(timestamp=1e300), r"line 2: 'timestamp' is 1e\+300, not a number"),
         (line(timestamp=True), r"line 2: 'timestamp' is true, not a number"),
         (line(hash_ids=3), r"line 2: 'hash_ids' is 3, not a list"),
         (line(hash_ids="x" * 100), r"line 2: 'hash_ids' is \"x{59}\.\.\., not a list"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 import json
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,10 @@ def run(file: Path, *arguments: str) -> Result:
     return CliRunner().invoke(commands.cli, ["replay", str(file), *arguments])
 
 
-def test_hits_are_what_a_pool_with_room_for_all_has(file: Path, tmp_path: Path) -> None:
+def test_hits_are_what_a_pool_with_room_for_all_has(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOONPOOL_STORE_CLIENT_TLS_CA", "of-another-pool.pem")
     requests = replay_traces.chats(5, 60, live=8)
     trace = replay_traces.trace(requests)
     pool = POLICIES["lru"](trace, 10**6)
@@ -123,6 +127,13 @@ def test_who_comes_later_in_the_file_is_not_due_earlier() -> None:
     assert [due.next() for _ in range(4)] == [(0.0, [0]), (0.0, [1]), (0.002, [2]), None]
 
 
+def test_what_is_due_in_a_thousand_years_can_be_waited_for() -> None:
+    due = live._Due(Trace([[0], [1]], [7, 8], [0.0, 1e16]), 0.001)
+    assert due.next() == (0.0, [0])
+    threading.Timer(0.1, due.stop.set).start()
+    assert due.next() is None
+
+
 def test_wrong_bytes_are_status_1(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(hashes: Any, nbytes: int) -> Any:
         content = content_of(hashes, nbytes)
@@ -168,7 +179,11 @@ def test_a_timeline_has_every_request_once() -> None:
     ("arguments", "words"),
     [
         ("--dram 1GiB", "--dram belongs to --speed"),
-        ("--speed 0", "0"),
+        ("--speed 0", "'0' is not a number from 0.001 to 1e+09"),
+        ("--speed 1e-300", "'1e-300' is not a number from"),
+        ("--speed nan", "'nan' is not a number from"),
+        ("--speed inf", "'inf' is not a number from"),
+        ("--speed fast", "'fast' is not a number from"),
         ("--speed 1 --capacity 5", "simulated pools"),
         ("--speed 1 --policy lru", "simulated pools"),
         ("--speed 1 --secret s", "--secret belongs to --master"),
@@ -182,16 +197,50 @@ def test_impossible_options_are_status_2(file: Path, arguments: str, words: str)
     assert words in result.output
 
 
-def test_ctrl_c_shows_what_was_replayed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("what", "gone"), [("SIGINT", False), ("SIGTERM", False), ("SIGINT", True)])
+def test_ctrl_c_shows_what_was_replayed_and_leaves_nothing(tmp_path: Path, what: str, gone: bool) -> None:
     file, found = tmp_path / "trace.jsonl", tmp_path / "run.json"
     write(file, [[number] for number in range(1000)], every_ms=100.0)
-    terminal = Terminal("replay", str(file), "--speed", "1", "--json", str(found))
-    terminal.wait_for("3/1000")
-    terminal.send(signal.SIGINT)
-    status, output = terminal.ended()
-    assert status == ExitStatus.INTERRUPTED
+    with moonpool.local_cluster(nodes=1, dram="16MiB") as cluster:
+        pool = ("--master", cluster.master, "--secret", cluster.secret)
+        timeout = {"MOONPOOL_STORE_CLIENT_TIMEOUT": "500ms"}
+        terminal = Terminal("replay", str(file), "--speed", "1", *pool, "--json", str(found), environ=timeout)
+        terminal.wait_for("3/1000")
+        if gone:
+            cluster.kill_master()
+        terminal.send(signal.Signals[what])
+        status, output = terminal.ended()
+        assert status == ExitStatus.INTERRUPTED
+        assert gone or cluster.client(staging_bytes="1MiB").master_stats()["index"]["chunks"] == 0
     assert "blocks were hits" in output
-    assert json.loads(found.read_text())["requests"] >= 3
+    document = json.loads(found.read_text())
+    assert document["requests"] >= 3
+    assert document["interrupted"]
+
+
+def test_a_pool_that_is_gone_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, serve = tmp_path / "trace.jsonl", live._Serving.serve
+    write(file, [[number] for number in range(1000)], every_ms=100.0)
+    monkeypatch.setattr(live, "_GONE_SECONDS", 1.0)
+    monkeypatch.setattr(live, "_REMOVE_SECONDS", 0.2)
+    monkeypatch.setenv("MOONPOOL_STORE_CLIENT_TIMEOUT", "200ms")
+
+    def killing(one: live._Serving, due: float, late: float, blocks: list[int]) -> None:
+        if blocks == [3]:
+            cluster.kill_master()
+        serve(one, due, late, blocks)
+
+    monkeypatch.setattr(live._Serving, "serve", killing)
+    with moonpool.local_cluster(nodes=1, dram="16MiB") as cluster:
+        result = run(file, "--speed", "1", "--master", cluster.master, "--secret", cluster.secret, "--json", "-")
+    assert result.exit_code == ExitStatus.FAILED
+    assert "the pool is gone or of no use: nothing came of the last" in result.stderr
+    assert "what was put may still be in the pool" in result.stderr
+    document = json.loads(result.stdout)
+    assert 3 < document["requests"] < 100
+    # Who does not answer is asked once for each request.
+    assert sum(document["errors"].values()) <= document["requests"]
+    assert not document["interrupted"]
 
 
 def test_every_key_is_documented() -> None:

@@ -57,6 +57,16 @@ def test_it_ends_with_its_parent() -> None:
     assert eventually(lambda: all(gone(pid) for pid in pids), 60)
 
 
+def test_its_client_fits_it_whatever_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text('[store_client]\ntls_name = "elsewhere"\ntls_ca = "elsewhere.pem"\n')
+    monkeypatch.setenv("MOONPOOL_CONFIG", str(file))
+    monkeypatch.setenv("MOONPOOL_STORE_CLIENT_TLS_CERT", "elsewhere.pem")
+    monkeypatch.setenv("MOONPOOL_STORE_CLIENT_SECRET", "another")
+    with local_cluster(nodes=0) as cluster, cluster.client(staging_bytes="1MiB") as client:
+        assert client.segments() == []
+
+
 @pytest.mark.parametrize("what", ["master", "node 0", "node 1"])
 def test_ctrl_c_while_it_starts_leaves_no_process(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[TiedProcess] = []

@@ -77,6 +77,8 @@ def test_a_pool_over_tls(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         client.put("a", [key(0)], [b"x"]).require()
         assert client.get("a", [key(0)])[0] == b"x"
+        # Who names no files has those of the master.
+        assert cluster.client(staging_bytes="1MiB").get("a", [key(0)])[0] == b"x"
         monkeypatch.setenv("MOONPOOL_STORE_CLIENT_SECRET", cluster.secret)
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in options(site.client).items()]
         done = CliRunner().invoke(cli, ["ls", "--json", "--master", cluster.master, *flags])

@@ -16,6 +16,7 @@ from moonpool.bench.pool.peers.base import GROUPS, AskRow, LookRow, PeerOptions,
 from moonpool.bench.pool.place import PoolPlace
 from moonpool.bench.pool.processes import MasterProcess
 from moonpool.bench.pool.work import StoreOptions, StoreWork
+from moonpool.cluster import OPEN
 from moonpool.store_client import StoreClient
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class MoonpoolPool(PoolBackend):
             store = f"sqlite:{folder}/master.db" if self._options.metadata == "sqlite" else "memory"
             master = self._stack.enter_context(MasterProcess(store))
             loader = self._stack.enter_context(Loader(master.address))
-            self._asked = loader, self._stack.enter_context(StoreClient(master.address, name="mooncake-bench"))
+            self._asked = loader, self._stack.enter_context(StoreClient(master.address, name="mooncake-bench", **OPEN))
         loader, client = self._asked
         if work.op == "put":
             return _PutRow(work, loader)
