@@ -209,7 +209,8 @@ class StoreClient(Asking):
             timeout: as in `get`.
 
         Returns and raises what `get` does. The content of a destination in a registered region is undefined unless its
-        chunk is OK; other destinations are changed only then.
+        chunk is OK; other destinations are changed only then. For that, a chunk larger than `staging_bytes` takes
+        memory of its own size while it comes.
         """
         return self._get(namespace, hashes, destinations, ranges, shard, lease, timeout)
 

@@ -100,6 +100,7 @@ class SegmentTable:
         """
         if cluster != self._link.cluster:
             raise _changed()
+        # Made first: between its place in the table and its outcome there is no step without the `except`.
         mine: Future[Target] = Future()
         try:
             with self._lock:
