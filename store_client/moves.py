@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from moonpool.errors import MoonpoolError
 from moonpool.store_client.leaves import leaves_of, table_bytes
-from moonpool.store_client.packing import HEADER_BYTES, Int64s
+from moonpool.store_client.packing import HEADER_BYTES, Headers, Int64s
 from moonpool.store_client.segments import Target
-from moonpool.transfer_engine import LEAF_BYTES, Region, Status, Transfer, TransferEngine, TransferState
+from moonpool.transfer_engine import LEAF_BYTES, Region, Status, Transfer, TransferEngine, TransferState, copy_batch
 
 __all__ = ["Move", "Moved", "Parts", "Place"]
 
@@ -50,6 +50,12 @@ class Place:
     sizes: Int64s
     joined: bool
     starts: Int64s | None = None
+
+    def headers_at(self, rows: npt.NDArray[np.intp]) -> Headers:
+        """Return the headers of some rows, as they lie here now."""
+        found = np.empty((len(rows), HEADER_BYTES // 8), dtype="<u8")
+        copy_batch(found, HEADER_BYTES * np.arange(len(rows)), self.headers, self.header_offsets[rows], HEADER_BYTES)
+        return found
 
 
 @dataclass
@@ -195,9 +201,11 @@ class Move:
                 deadline_at=deadline,
                 digest=self._digest,
             )
-        except MoonpoolError as error:
-            self._error = error  # nothing was started
-            self._unknown_until = 0.0
+        except Exception as error:
+            self._unknown_until = 0.0  # nothing was started
+            if not isinstance(error, MoonpoolError):
+                raise
+            self._error = error
 
     @property
     def refused(self) -> MoonpoolError | None:

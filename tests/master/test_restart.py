@@ -138,10 +138,10 @@ def test_writers_of_before_are_fenced_before_the_segment_takes_new_chunks(
     client = join(master.address)
     back = join(master.address, pb.NODE, host="node-0", incarnation=node.incarnation, answers=False)
     back.mount(MIB, segment=segment)
-    fences = eventually(lambda: back.fences, "a fence")
+    # They come one by one.
+    eventually(lambda: writer.incarnation in {fence.incarnation for fence in back.fences}, "the writer's fence")
     # Of one that had said goodbye with nothing open nothing is left to fence, once the store has heard of that.
-    assert writer.incarnation in {fence.incarnation for fence in fences}
-    assert {fence.incarnation for fence in fences} <= {writer.incarnation, gone.incarnation}
+    assert {fence.incarnation for fence in back.fences} <= {writer.incarnation, gone.incarnation}
     assert client.start(hashes(1), wait_ms=100).statuses == bytes([pb.NO_SPACE])
     back.answers = True
     for fence in list(back.fences):

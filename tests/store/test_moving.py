@@ -281,7 +281,8 @@ def test_what_finds_no_room_stays_and_undo_stops(monkeypatch: pytest.MonkeyPatch
         run = CliRunner(
             env={"MOONPOOL_STORE_CLIENT_SECRET": cluster.secret, "MOONPOOL_STORE_CLIENT_MASTER": cluster.master}
         )
-        monkeypatch.setattr("moonpool.store_client.commands.drain._PATIENCE", 0.5)
+        # Longer than the master's pause between two looks, so that what it says of the last one is not old.
+        monkeypatch.setattr("moonpool.store_client.commands.drain._PATIENCE", 3.0)
         hashes = keys(100, SPACE)
         client.put(SPACE, hashes, [content(one, LENGTH) for one in hashes]).require()
         for node, some in enumerate((hashes[:50], hashes[50:])):

@@ -8,6 +8,7 @@ import itertools
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from store_testing import key, keys
 
 from moonpool.store_client import ClientClosedError, StagingFullError, StoreArgumentError
 from moonpool.store_client.arguments import numbers, packed_parents
+from moonpool.store_client.moves import Move, Place
 from moonpool.store_client.packing import (
     DIGEST_WORD,
     EXTENT,
@@ -24,6 +26,7 @@ from moonpool.store_client.packing import (
     hash_matrix,
     headers_of,
 )
+from moonpool.store_client.segments import Target
 from moonpool.store_client.staging import StagingArea
 from moonpool.store_client.values import Memory, Registered
 from moonpool.transfer_engine import TransferEngine
@@ -170,3 +173,18 @@ def test_packed_forms_are_checked() -> None:
     for bad in ([1, 2], 1.5, "7", [[1, 2, 3]]):
         with pytest.raises(StoreArgumentError):
             numbers(bad, 3, "x")
+
+
+class _Refusing:
+    def read(self, *_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+
+def test_a_transfer_that_was_never_begun_touches_nothing(engine: TransferEngine) -> None:
+    region, one = engine.allocate(4096), np.array([64], dtype=np.int64)
+    place = Place(region, one, one, region, one - 64, one, one, joined=True)
+    move = Move(place, np.arange(1), one, False, "both")
+    with pytest.raises(ZeroDivisionError):
+        move.start(cast("Any", _Refusing()), Target(1, "", *cast("Any", (None, None)), True), "read", soon() + 60)
+    assert move.settled
+    region.release()
