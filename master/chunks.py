@@ -130,16 +130,15 @@ class ChunkCalls:
         core, hashes = self._core, request.hashes
         count = self._count(hashes)
         lease = min(request.lease_ms, self._lease_max_ms)
-        matched = core.index.match_prefix(core.namespace(request.namespace), hashes, granted_ms(), lease)
+        namespace = core.namespace(request.namespace)
+        matched = core.index.match_prefix(namespace, hashes, granted_ms(), lease)
         core.metrics.counts["lookups_items"] += count
         core.metrics.counts["lookup_hits_items"] += matched
         extents, replicas = b"", 0
         if request.want_extents and matched:
             some = hashes[: matched * HASH_BYTES]
             # Not one step with the above: a removal in between leaves no extent, and a get is then a miss.
-            _, extents, replicas = core.index.locate(
-                core.namespace(request.namespace), some, request.shard, granted_ms(), lease
-            )
+            _, extents, replicas = core.index.locate(namespace, some, request.shard, granted_ms(), lease)
         return pb.MatchPrefixReply(
             header=core.header, matched=matched, lease_ms=lease, extents=extents, replicas=replicas
         )

@@ -89,10 +89,8 @@ class Copies:
 
     def crowded(self) -> list[int]:
         """Return the segments that may have no more, or whose nodes are not connected."""
-        return [number for number, segment in self._core.segments.all.items() if not self._may(number, segment)]
-
-    def _may(self, number: int, segment: Segment) -> bool:
-        return segment.session is not None and segment.session.outbox is not None and self.room_at(number)
+        segments = self._core.segments.all
+        return [number for number, segment in segments.items() if not (segment.connected and self.room_at(number))]
 
     def moving_from(self, segment: int) -> int:
         """Return how many moves out of a segment are under way."""

@@ -67,6 +67,11 @@ class Drains:
         moving = self._core.copies.moving_from(number)
         return pb.Draining(moved=drain.moved, stuck=drain.stuck, moving=moving) if drain else pb.Draining(moving=moving)
 
+    def wake(self) -> None:
+        """Have the loop look at once."""
+        if (loop := self._core.supervisor.loops.get("drains")) is not None:
+            loop.wake()
+
     async def work(self) -> None:
         """Do as much as may be done now."""
         core = self._core
@@ -141,8 +146,7 @@ class Drains:
             drain.pause_ms = _PAUSE_FIRST_MS
         else:
             self._pause(drain)
-        if (loop := self._core.supervisor.loops.get("drains")) is not None:
-            loop.wake()
+        self.wake()
 
     def _all_stuck(self, number: int, drain: _Drain) -> None:
         left = self._core.index.segment_stats(number)["extents"]

@@ -57,8 +57,7 @@ class MoveCalls:
                 if segment.session is not None:
                     core.segments.apply(segment)
                 core.segments.tell(segment)
-                if (loop := core.supervisor.loops.get("drains")) is not None:
-                    loop.wake()
+                core.drains.wake()
 
 
 class _Moving:
@@ -82,7 +81,7 @@ class _Moving:
         core, target = self._core, self._request.segment
         while self._left:
             segment = core.segments.all.get(target)
-            usable = segment is not None and segment.session is not None and segment.session.outbox is not None
+            usable = segment is not None and segment.connected
             begun = False
             if usable and core.copies.room_at(target) and now_ms() >= core.held_until_ms:
                 begun = await self._step(COUNT_MAX, until)

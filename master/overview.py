@@ -74,7 +74,7 @@ def _segment(core: Core, segment: Segment) -> pb.Segment:
         state=segment.state,
         largest_free_bytes=figures["largest_free_bytes"],
         draining=core.drains.told(segment),
-        away=segment.session is None or segment.session.outbox is None,
+        away=not segment.connected,
     )
 
 

@@ -67,8 +67,9 @@ def per_item(parents: bytes, hashes: bytes) -> bytes:
 def room_for(lengths: bytes, which: Sequence[int]) -> int:
     """Return the bytes of extents for some lengths, with what is lost where they are rounded to multiples of 64."""
     each = struct.unpack(f"<{len(lengths) // 8}Q", lengths)
-    some = each * len(which) if len(each) == 1 else [each[place] for place in which]
-    return sum(map(extent_bytes, some)) + 64 * len(some)
+    if len(each) == 1:
+        return (extent_bytes(each[0]) + 64) * len(which)
+    return sum(extent_bytes(each[place]) + 64 for place in which)
 
 
 def pairs(packed: bytes) -> Iterator[tuple[int, int]]:

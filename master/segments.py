@@ -56,6 +56,11 @@ class Segment:
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
+    def connected(self) -> bool:
+        """Whether its node has a stream to this master now."""
+        return self.session is not None and self.session.outbox is not None
+
+    @property
     def writable(self) -> bool:
         """Whether new chunks may go there."""
         return not (self.quarantined or self.row.draining or self.unfenced or self.held)
@@ -178,7 +183,7 @@ class Segments:
         if now_ms - segment.fence_ms >= _AFTER_FENCE_MS:
             segment.reports = {who: when for who, when in segment.reports.items() if now_ms - when <= window_ms}
             segment.reports[reporter.host_id or reporter.id] = segment.reported_ms = now_ms
-            if len(segment.reports) >= 2 or segment.session.outbox is None:
+            if len(segment.reports) >= 2 or not segment.connected:
                 self.quarantine(segment)
         return segment.quarantined
 

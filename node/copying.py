@@ -20,9 +20,9 @@ import numpy as np
 from moonpool.errors import MoonpoolError
 from moonpool.proto import pool_pb2 as pb
 from moonpool.store_client.errors import StoreTimeoutError
-from moonpool.store_client.leaves import proved, table_bytes
+from moonpool.store_client.leaves import DIGEST_BYTES, proved, table_bytes
 from moonpool.store_client.moves import Move, Place
-from moonpool.store_client.packing import DIGEST_WORD, HEADER_BYTES, headers_match, headers_of
+from moonpool.store_client.packing import HEADER_BYTES, headers_of
 from moonpool.store_client.segments import Target, reach
 from moonpool.transfer_engine import Region, TransferEngine, copy_batch
 
@@ -202,18 +202,13 @@ class Copier:
 
     def _right(self, extents: Records, place: Place, digests: npt.NDArray[np.uint64] | None) -> Flags:
         """Return which extents are what the master said, as far as their headers and tables prove."""
-        count = len(extents)
-        headers = np.empty((count, HEADER_BYTES // 8), dtype="<u8")
-        copy_batch(headers, HEADER_BYTES * np.arange(count), self._region, place.header_offsets, HEADER_BYTES)
         wanted = headers_of(extents, extents["hash"], extents["shard"].astype(np.uint64))
-        named = wanted[:, DIGEST_WORD] = headers[:, DIGEST_WORD]
         sizes = table_bytes(place.sizes)
         tables, several = np.cumsum(sizes) - sizes, sizes > 0
-        words = np.empty(int(sizes.sum()) // 8, dtype="<u8")
+        words = np.empty(int(sizes.sum()) // DIGEST_BYTES, dtype="<u8")
         if several.any():
             copy_batch(words, tables[several], self._region, place.table_offsets[several], sizes[several])
-        apart = replace(place, table_offsets=tables)
-        return headers_match(headers, wanted) & proved(words, apart, np.arange(count), named, digests)
+        return proved(words, replace(place, table_offsets=tables), np.arange(len(extents)), wanted, digests)
 
     def _target(self, job: _Job) -> Target:
         source = job.copy.source

@@ -16,7 +16,6 @@ from moonpool.store_client import errors
 from moonpool.store_client.leaves import proved
 from moonpool.store_client.packing import (
     DIGEST_WORD,
-    HEADER_BYTES,
     NO_SEGMENT,
     Headers,
     Int64s,
@@ -29,7 +28,7 @@ from moonpool.store_client.packing import (
 )
 from moonpool.store_client.results import GetResults, Outcome
 from moonpool.store_client.rpc import MasterIdentity
-from moonpool.transfer_engine import copy_batch, digest_batch
+from moonpool.transfer_engine import digest_batch
 
 if TYPE_CHECKING:
     from moonpool.store_client.core import Core, Job
@@ -285,19 +284,15 @@ class _Piecewise:
         good, staging = moved.good, self._core.staging
         if moved.error is not None and not good.any():
             return good
-        headers = np.empty_like(wanted)
-        to = HEADER_BYTES * np.arange(len(rows))
-        copy_batch(headers, to, staging.region, place.header_offsets[rows], HEADER_BYTES)
         found = moved.digests
         if place.starts is not None:
-            named = wanted[:, DIGEST_WORD] = headers[:, DIGEST_WORD]
-            return good & headers_match(headers, wanted) & proved(staging.words, place, rows, named, found)
+            return good & proved(staging.words, place, rows, wanted, found)
         if found is None:
             # No CPU has seen the bytes yet, so the digest is all that tells of damage.
             ranges = place.offsets[rows], place.lengths[rows]
             found = np.frombuffer(digest_batch(place.region, *ranges), dtype="<u8")
         wanted[:, DIGEST_WORD] = found
-        return good & headers_match(headers, wanted)
+        return good & headers_match(place.headers_at(rows), wanted)
 
     def _blame(self, job: Job, moved: Moved, good: npt.NDArray[np.bool_], rows: npt.NDArray[np.intp]) -> None:
         if job.error is not None:

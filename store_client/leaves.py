@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from moonpool.store_client.packing import DIGEST_WORD, headers_match
 from moonpool.transfer_engine import LEAF_BYTES, combine_batch, digest_batch
 
 if TYPE_CHECKING:
     from moonpool.store_client.moves import Place
-    from moonpool.store_client.packing import Int64s
+    from moonpool.store_client.packing import Headers, Int64s
 
     Digests: TypeAlias = "npt.NDArray[np.uint64]"
 
@@ -71,18 +72,31 @@ def proved(
     words: npt.NDArray[np.uint64],
     place: Place,
     rows: npt.NDArray[np.intp],
-    named: npt.NDArray[np.uint64],
+    wanted: Headers,
     found: Digests | None,
 ) -> npt.NDArray[np.bool_]:
-    """Return for each of these rows of ranges whether its leaves are those of the chunk.
+    """Return for each of these rows of ranges whether header, table and leaves are those of the chunk.
 
     Args:
         words: memory that holds the tables.
-        place: where the leaves lie, and where the tables lie in `words`.
+        place: where headers and leaves lie, and where the tables lie in `words`.
         rows: which ranges.
-        named: the digest of the whole chunk that the header of each has.
+        wanted: their headers but for the digests, which only those that have come can tell.
         found: the digests of the leaves that were read, if the engine has computed them.
     """
+    headers = place.headers_at(rows)
+    named = wanted[:, DIGEST_WORD] = headers[:, DIGEST_WORD]
+    return headers_match(headers, wanted) & _leaves_match(words, place, rows, named, found)
+
+
+def _leaves_match(
+    words: npt.NDArray[np.uint64],
+    place: Place,
+    rows: npt.NDArray[np.intp],
+    named: npt.NDArray[np.uint64],
+    found: Digests | None,
+) -> npt.NDArray[np.bool_]:
+    """Return whether leaves and tables are those of chunks with the digests `named`."""
     assert place.starts is not None
     leaves = leaves_of(place.lengths[rows])
     own = leaves.owners

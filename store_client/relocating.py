@@ -6,10 +6,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from moonpool.errors import MoonpoolError
 from moonpool.proto import pool_pb2 as pb
 from moonpool.store_client import errors
-from moonpool.store_client.packing import HASH_BYTES
+from moonpool.store_client.packing import HASH_BYTES, some_hashes
 from moonpool.store_client.results import Outcome, Results
 from moonpool.store_client.rpc import last_wait
 
@@ -54,7 +56,7 @@ def _move_batch(core: Core, namespace: str, hashes: bytes, segment: int, until: 
     left = list(range(len(found)))
     asked_before = False
     while left and (not asked_before or time.monotonic() < until):
-        some = b"".join(hashes[place * HASH_BYTES : (place + 1) * HASH_BYTES] for place in left)
+        some = some_hashes(hashes, np.array(left, dtype=np.intp))
         wait_ms = max(0, min(_WAIT_MS, int((until - time.monotonic()) * 1000)))
         request = pb.MoveRequest(namespace=namespace, hashes=some, segment=segment, wait_ms=wait_ms)
         reply = core.call("Move", request, deadline)
