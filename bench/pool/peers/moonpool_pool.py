@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Final
 
 from moonpool.bench.pool.loading import NAMESPACE, Loader, batches_of
 from moonpool.bench.pool.moving import row_of
+from moonpool.bench.pool.opening import PoolOptions
 from moonpool.bench.pool.peers.base import GROUPS, AskRow, LookRow, PeerOptions, PoolBackend, PoolRow
 from moonpool.bench.pool.place import PoolPlace
 from moonpool.bench.pool.processes import MasterProcess
-from moonpool.bench.pool.work import StoreOptions, StoreWork
+from moonpool.bench.pool.work import StoreWork
 from moonpool.cluster import OPEN
 from moonpool.store_client import StoreClient
 
@@ -42,7 +43,7 @@ class MoonpoolPool(PoolBackend):
         if work.transport == "master":
             return self._asking(work)
         if self._place is None:
-            options = StoreOptions(0, 0.0, 0.0, dram=self._options.dram, metadata=self._options.metadata)
+            options = PoolOptions(dram=self._options.dram, metadata=self._options.metadata)
             self._place = self._stack.enter_context(PoolPlace(options))
         moved = StoreWork(
             work.op,
