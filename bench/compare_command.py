@@ -11,7 +11,8 @@ import click
 
 from moonpool.bench import jsonform
 from moonpool.bench.backends import COMPARED
-from moonpool.bench.compare import REFERENCE, CompareObserver, CompareOptions, CompareRow, Comparison
+from moonpool.bench.compare import REFERENCE, CompareOptions, Comparison
+from moonpool.bench.compare_progress import CompareProgress
 from moonpool.bench.compare_report import print_comparison
 from moonpool.bench.environment import describe_run
 from moonpool.bench.errors import ExitStatus, UsageError
@@ -161,29 +162,6 @@ def _plan(given: dict[str, Any]) -> tuple[list[Work], CompareOptions]:
     return works, CompareOptions(names, over, chosen["rounds"], chosen["duration"], chosen["warmup"])
 
 
-class _Progress(CompareObserver):
-    """Keeps the rows, and says what is measured."""
-
-    def __init__(self, line: StatusLine, rounds: int) -> None:
-        self.rows: list[CompareRow] = []
-        self._line = line
-        self._rounds = rounds
-        self._where = ""
-
-    def row_begins(self, number: int, count: int, work: Work) -> None:
-        self._where = f"row {number} of {count}: {work_text(work)}"
-
-    def window_begins(self, number: int, name: str) -> None:
-        self._line.show(f"{self._where}, round {number} of {self._rounds}: {name}")
-
-    def row_ends(self, row: CompareRow) -> None:
-        self.rows.append(row)
-
-    def skipped(self, name: str, reason: str) -> None:
-        self._line.show("")
-        say(f"{name} is left out: {reason}", style="yellow")
-
-
 def _perform(
     works: Sequence[Work], options: CompareOptions, json_file: str | None, plot_file: Path | None
 ) -> ExitStatus:
@@ -196,7 +174,7 @@ def _perform(
         return ExitStatus.FAILED
     ending = Ending()
     with StatusLine() as line:
-        progress = _Progress(line, options.rounds)
+        progress = CompareProgress(line, options.rounds, work_text)
         comparison = Comparison(options, progress)
         with ending, comparison:
             comparison.run(works)

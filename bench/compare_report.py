@@ -10,12 +10,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from moonpool.bench.compare import REFERENCE, CompareRow, Entry
+from moonpool.bench.compare import REFERENCE, CompareRow
 from moonpool.bench.measure import median
 from moonpool.bench.report import ORDER_TEXTS, digits, fitted, header, work_text
+from moonpool.bench.work import Work
 from moonpool.units import format_bytes
 
-__all__ = ["print_comparison"]
+__all__ = ["lead_text", "measured", "paths_text", "print_comparison", "print_trouble"]
 
 _NONE: Final = "–"
 _WorkColumn = tuple[str, Callable[[CompareRow], str], Literal["left", "right"]]
@@ -26,21 +27,43 @@ def print_comparison(
 ) -> None:
     """Print the header, the table, the ratios in short, and what went wrong."""
     console.print(header(environment), "", sep="\n")
-    names = list(dict.fromkeys(name for row in rows for name, entry in row.entries.items() if entry.windows))
+    names = measured(rows)
     fitted(console, _table(rows, names))
     console.print("", Text(_legend(rows, names), style="dim"), "", sep="\n")
     for name in names:
         if name != REFERENCE and (text := _in_short(rows, name)):
             console.print(Text(text), soft_wrap=True)
+    print_trouble(console, rows, skipped, work_text)
+
+
+def measured(rows: Sequence[CompareRow]) -> list[str]:
+    """Return the names of those that have a window."""
+    return list(dict.fromkeys(name for row in rows for name, entry in row.entries.items() if entry.windows))
+
+
+def print_trouble(
+    console: Console, rows: Sequence[CompareRow], skipped: Mapping[str, str], text_of: Callable[[Work], str]
+) -> None:
+    """Print who was left out, who failed, and whose bytes were wrong; `text_of` says which row it is."""
     for name, reason in skipped.items():
         console.print(Text(f"skipped: {name}: {reason}", style="yellow"), soft_wrap=True)
     for row in rows:
         for name, entry in row.entries.items():
-            where = f"{name}: {work_text(row.work)}"
+            where = f"{name}: {text_of(row.work)}"
             if entry.failure and name not in skipped:
                 console.print(Text(f"failed: {where}: {entry.failure}", style="yellow"), soft_wrap=True)
             for complaint in entry.result.complaints:
                 console.print(Text(f"NOT VERIFIED: {where}: {complaint}", style="bold red"), soft_wrap=True)
+
+
+def paths_text(rows: Sequence[CompareRow], names: Sequence[str]) -> str:
+    """Return a line, with its beginning, that says over what they went; ``""`` where that is not known."""
+    paths = {
+        name: sorted({entry.result.path for row in rows if (entry := row.entries.get(name)) and entry.result.path})
+        for name in names
+    }
+    told = "; ".join(f"{name} over {', '.join(found)}" for name, found in paths.items() if found)
+    return f"\nPaths: {told}." if told else ""
 
 
 def _table(rows: Sequence[CompareRow], names: Sequence[str]) -> Table:
@@ -83,11 +106,12 @@ def _figures(row: CompareRow, name: str) -> list[Text]:
     result = entry.result
     rate = Text(digits(result.gbytes_per_s)) if result.verified else Text("BAD", style="bold red")
     cpu = result.cpu_s_per_gb
-    second = Text(digits(result.latency.p50_us if result.latency else None)) if name == REFERENCE else _ratio(row, name)
-    return [rate, second, Text(digits(sum(cpu) if cpu else None))]
+    p50 = digits(result.latency.p50_us if result.latency else None)
+    return [rate, Text(p50) if name == REFERENCE else lead_text(row, name), Text(digits(sum(cpu) if cpu else None))]
 
 
-def _ratio(row: CompareRow, name: str) -> Text:
+def lead_text(row: CompareRow, name: str) -> Text:
+    """Return the ratio in the colour that says whether the reference is ahead."""
     ratio = row.ratio(name)
     if ratio is None:
         return Text(_NONE)
@@ -108,16 +132,9 @@ def _in_short(rows: Sequence[CompareRow], name: str) -> str:
 
 
 def _legend(rows: Sequence[CompareRow], names: Sequence[str]) -> str:
-    paths = {name: sorted({entry.result.path for row in rows if (entry := _entry(row, name)) and entry.result.path})
-             for name in names}  # fmt: skip
-    told = "; ".join(f"{name} over {', '.join(found)}" for name, found in paths.items() if found)
     return (
         "GB = 10^9 bytes; p50 in µs, of one transfer (a whole batch); CPU: seconds per GB, of both processes;\n"
         f"ratio: {REFERENCE} / this one, round by round. Every figure is the median over the rounds."
-        + (f"\nPaths: {told}." if told else "")
+        + paths_text(rows, names)
         + "\nEvery byte was checked after every window, on both sides."
     )
-
-
-def _entry(row: CompareRow, name: str) -> Entry | None:
-    return row.entries.get(name)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from moonpool.bench.results import RowResult
@@ -28,25 +28,31 @@ def document(environment: dict[str, Any], results: Sequence[RowResult], *, inter
     }
 
 
-def comparison(
-    environment: dict[str, Any], rows: Sequence[CompareRow], skipped: Mapping[str, str], *, interrupted: bool = False
-) -> dict[str, Any]:
-    """Return a whole comparison: one row for each work and backend."""
-    return {
-        "schema": SCHEMA,
-        "environment": environment,
-        "interrupted": interrupted,
-        "skipped": [{"backend": name, "reason": reason} for name, reason in skipped.items()],
-        "rows": [_compared(row, entry) for row in rows for entry in row.entries.values()],
-    }
-
-
 def _compared(of: CompareRow, entry: Entry) -> dict[str, Any]:
+    """Return what one backend did in one row."""
     return {
         **row(entry.result),
         "moonpool_ratio": rounded(of.ratio(entry.result.backend)),
         "moonpool_ratios": [rounded(ratio) for ratio in entry.ratios(of.reference)],
         "failure": entry.failure or None,
+    }
+
+
+def comparison(
+    environment: dict[str, Any],
+    rows: Sequence[CompareRow],
+    skipped: Mapping[str, str],
+    *,
+    interrupted: bool = False,
+    form: Callable[[CompareRow, Entry], dict[str, Any]] = _compared,
+) -> dict[str, Any]:
+    """Return a whole comparison: one row, which `form` makes, for each work and backend."""
+    return {
+        "schema": SCHEMA,
+        "environment": environment,
+        "interrupted": interrupted,
+        "skipped": [{"backend": name, "reason": reason} for name, reason in skipped.items()],
+        "rows": [form(row, entry) for row in rows for entry in row.entries.values()],
     }
 
 

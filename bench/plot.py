@@ -74,11 +74,7 @@ def plot_replay(rows: Sequence[Row], file: Path) -> None:
     axes.set_xscale("log")
     axes.set_xticks(capacities, [f"{capacity:,}" for capacity in capacities])
     axes.minorticks_off()
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("capacity (blocks)")
-    axes.set_ylabel("hits / blocks requested")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+    _finish(axes, "capacity (blocks)", "hits / blocks requested")
     figure.savefig(file, dpi=120)
 
 
@@ -94,11 +90,7 @@ def plot_live(slices: Sequence[Slice], file: Path) -> None:
     whole = [(part.begin_s, got / of) for part, got, of in zip(slices, hits, blocks, strict=True) if of]
     axes.plot(*zip(*parts, strict=True), marker=".", linestyle=":", label="each part")
     axes.plot(*zip(*whole, strict=True), label="from the beginning on")
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("seconds of the replay")
-    axes.set_ylabel("hits / blocks requested")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+    _finish(axes, "seconds of the replay", "hits / blocks requested")
     figure.savefig(file, dpi=120)
 
 
@@ -124,13 +116,18 @@ def _draw(panels: Mapping[str, Mapping[str, list[RowResult]]], file: Path) -> No
             )
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [format_bytes(size) for size in sizes])
-        axes.set_ylim(bottom=0)
         axes.set_title(title)
-        axes.set_xlabel("block")
-        axes.set_ylabel("GB/s (10^9 bytes)")
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize="small")
+        _finish(axes, "block", "GB/s (10^9 bytes)")
     figure.savefig(file, dpi=120)
+
+
+def _finish(axes: Axes, x: str, y: str) -> None:
+    """Say what is on the axes of a panel, when its lines are drawn."""
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
 
 
 def _lines(rows: Sequence[RowResult]) -> dict[str, list[RowResult]]:

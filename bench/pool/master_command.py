@@ -22,6 +22,7 @@ from moonpool.bench.pool.master_report import MasterFindings
 from moonpool.bench.pool.peers import BACKENDS
 from moonpool.bench.pool.peers.base import ASKED, asking_of
 from moonpool.bench.pool.peers.command import compare_pools
+from moonpool.bench.pool.processes import store_in
 from moonpool.bench.pool.rpc import RpcWork, measure_calls
 from moonpool.bench.pool.whole import measure_memory, measure_recovery
 from moonpool.bench.pool.work import STORES
@@ -152,11 +153,11 @@ def _perform(works: Sequence[RpcWork], given: dict[str, Any]) -> ExitStatus:
         if works:
             timing = (given["rounds"], given["duration"], given["warmup"])
             with TemporaryDirectory(prefix="mooncake-bench-") as folder:
-                measure_calls(works, _store(given["store"], folder), timing, findings.rows, line.show)
+                measure_calls(works, store_in(given["store"], folder), timing, findings.rows, line.show)
         if "memory" in given["measure"]:
             with TemporaryDirectory(prefix="mooncake-bench-") as folder:
                 findings.memory = measure_memory(
-                    _store(given["store"], folder), given["chunks"], lambda text: line.show(f"memory: {text}")
+                    store_in(given["store"], folder), given["chunks"], lambda text: line.show(f"memory: {text}")
                 )
         if "recovery" in given["measure"]:
             findings.recovery = measure_recovery(given["chunks"], lambda text: line.show(f"recovery: {text}"))
@@ -170,10 +171,6 @@ def _perform(works: Sequence[RpcWork], given: dict[str, Any]) -> ExitStatus:
         for complaint in complaints:
             say(f"NOT VERIFIED: {complaint}")
     return ending.status(verified=not complaints)
-
-
-def _store(kind: str, folder: str) -> str:
-    return kind if kind == "memory" else f"sqlite:{folder}/master.db"
 
 
 def _parameters(given: dict[str, Any]) -> dict[str, Any]:

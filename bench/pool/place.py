@@ -13,8 +13,8 @@ import numpy as np
 from moonpool.bench.errors import BenchError
 from moonpool.bench.memory import allocate
 from moonpool.bench.pool.loading import AT_ONCE, batches_of
+from moonpool.bench.pool.opening import opened
 from moonpool.bench.pool.work import LOCATED
-from moonpool.cluster import local_cluster
 from moonpool.proto import pool_pb2 as pb
 from moonpool.proto.tls import Tls
 from moonpool.store_client import StoreClient, StoreClientSettings
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Self
 
-    from moonpool.bench.pool.work import StoreOptions
+    from moonpool.bench.pool.opening import PoolOptions
     from moonpool.transfer_engine import Region
 
 __all__ = ["Given", "PoolPlace"]
@@ -62,7 +62,7 @@ class PoolPlace:
     """A pool that was started, or one that runs. A context manager. Used by one thread.
 
     Args:
-        options: of the run.
+        options: which pool it is.
 
     Raises:
         ClusterError: the pool did not start.
@@ -70,26 +70,20 @@ class PoolPlace:
         AuthenticationError: it has another secret.
     """
 
-    def __init__(self, options: StoreOptions) -> None:
-        self._options = options
+    def __init__(self, options: PoolOptions) -> None:
         self._stack = contextlib.ExitStack()
         self.namespace = f"mooncake-bench-{os.urandom(8).hex()}"
         self._own = options.master is None
         self._knowing: StoreClient | None = None
         self._memories: dict[str, tuple[NDArray[np.uint8], Region]] = {}
         try:
-            self._open()
+            self._open(options)
         except BaseException:
             self._stack.close()
             raise
 
-    def _open(self) -> None:
-        options = self._options
-        address = str(options.master)
-        self._fitting: dict[str, Any] = {"secret": options.secret}
-        if options.master is None:
-            cluster = self._stack.enter_context(local_cluster(options.nodes, str(options.dram), options.metadata))
-            address, self._fitting = cluster.master, cluster.client_options
+    def _open(self, options: PoolOptions) -> None:
+        address, self._fitting = self._stack.enter_context(opened(options))
         # It asks the master whatever it does.
         settings = StoreClientSettings.load(
             {"master": address, "name": "mooncake-bench", "locations_max": 0, **self._fitting}

@@ -14,7 +14,7 @@ from moonpool.cluster import READY, TIED, ClusterError, TiedProcess, environment
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["EchoProcess", "MasterProcess", "Process"]
+__all__ = ["EchoProcess", "MasterProcess", "Process", "store_in"]
 
 _START_SECONDS: Final = 120.0
 
@@ -84,6 +84,11 @@ class MasterProcess(Process):
 
     def __init__(self, store: str, listen: str = "127.0.0.1:0") -> None:
         super().__init__("master", tied_command("master", "--listen", listen, "--store", store, "--http", "none"))
+
+
+def store_in(kind: str, folder: str) -> str:
+    """Return where a master keeps metadata, as its option has it, by whether that is ``memory`` or ``sqlite``."""
+    return kind if kind == "memory" else f"sqlite:{folder}/master.db"
 
 
 class EchoProcess(Process):

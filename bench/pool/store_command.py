@@ -29,6 +29,7 @@ from moonpool.bench.options import (
 from moonpool.bench.perform import Ending, StatusLine, fixed, report_console, say, write_json
 from moonpool.bench.pool import store_report
 from moonpool.bench.pool.moving import row_of
+from moonpool.bench.pool.opening import pool_options
 from moonpool.bench.pool.peers import BACKENDS
 from moonpool.bench.pool.peers.base import moving_of
 from moonpool.bench.pool.peers.command import compare_pools
@@ -52,8 +53,6 @@ __all__ = ["store"]
 
 _BATCH_MAX: Final = 1 << 16
 _NODES_MAX: Final = 64
-#: Options that say what pool to start.
-_OF_OWN: Final = ("nodes", "dram", "store")
 
 _EXAMPLES: Final = """\b
 Examples:
@@ -200,25 +199,12 @@ def _plan(given: dict[str, Any]) -> tuple[list[StoreWork], StoreOptions]:
         given["batch"],
         given["footprint"],
     ).works()
-    master, nodes = given["master"], given["nodes"] or 1
-    if master is not None and (useless := [name for name in _OF_OWN if given[name] is not None]):
-        raise UsageError(f"--{useless[0]} is about a pool that is started: it does not go with --master")
-    if master is None and given["secret"] is not None:
-        raise UsageError("--secret belongs to --master")
-    if master is None and max(given["replicas"]) > nodes:
+    pool = pool_options(given, dram_needed(works, given["nodes"] or 1))
+    if pool.master is None and max(given["replicas"]) > pool.nodes:
         raise UsageError(
             f"{max(given['replicas'])} replicas need as many nodes", hint=f"--nodes {max(given['replicas'])}"
         )
-    return works, StoreOptions(
-        given["rounds"],
-        given["duration"],
-        given["warmup"],
-        master,
-        given["secret"],
-        nodes,
-        given["dram"] or dram_needed(works, nodes),
-        given["store"] or "memory",
-    )
+    return works, StoreOptions(given["rounds"], given["duration"], given["warmup"], pool)
 
 
 def _perform(works: Sequence[StoreWork], options: StoreOptions, json_file: str | None) -> ExitStatus:
@@ -233,8 +219,9 @@ def _perform(works: Sequence[StoreWork], options: StoreOptions, json_file: str |
     ending = Ending()
     results: list[StoreResult] = []
     with StatusLine() as line, ending:
-        line.show("starting the pool" if options.master is None else f"connecting to {options.master}")
-        with PoolPlace(options) as place:
+        master = options.pool.master
+        line.show("starting the pool" if master is None else f"connecting to {master}")
+        with PoolPlace(options.pool) as place:
             environment["pool"] = place.describe()
             _measure(place, works, options, results, line)
     results = [result for result in results if result.rounds or result.complaints]
@@ -294,13 +281,14 @@ def _parameters(works: Sequence[StoreWork], options: StoreOptions) -> dict[str, 
         "threads": [work.threads for work in works],
         "footprint": [format_bytes(work.footprint_bytes) for work in works],
     }
+    pool = options.pool
     return {
         "rounds": options.rounds,
         "duration": options.duration,
         "warmup": options.warmup,
-        "master": None if options.master is None else str(options.master),
-        "nodes": options.nodes if options.master is None else None,
-        "dram": options.dram if options.master is None else None,
-        "store": options.metadata if options.master is None else None,
+        "master": None if pool.master is None else str(pool.master),
+        "nodes": pool.nodes if pool.master is None else None,
+        "dram": pool.dram if pool.master is None else None,
+        "store": pool.metadata if pool.master is None else None,
         "fixed": fixed(values),
     }

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from moonpool.bench.errors import BenchError
 from moonpool.bench.pool.loading import AT_ONCE, Loader, batches_of
-from moonpool.bench.pool.processes import MasterProcess
+from moonpool.bench.pool.processes import MasterProcess, store_in
 from moonpool.errors import MoonpoolError
 from moonpool.proto import pool_pb2 as pb
 
@@ -98,7 +98,7 @@ def measure_recovery(chunks: int, show: Show) -> dict[str, Any]:
     """
     hashes = os.urandom(32 * chunks)
     with TemporaryDirectory(prefix="mooncake-bench-") as folder:
-        store = f"sqlite:{folder}/master.db"
+        store = store_in("sqlite", folder)
         master = MasterProcess(store)
         try:
             with Loader(master.address) as loader:

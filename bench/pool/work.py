@@ -7,18 +7,16 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
+from moonpool.bench.pool.opening import PoolOptions
 from moonpool.bench.results import RowResult
 from moonpool.bench.sweep import footprint_of
 from moonpool.bench.work import Work
 from moonpool.store_client.leaves import table_bytes
 from moonpool.units import format_bytes
-
-if TYPE_CHECKING:
-    from moonpool.address import Address
 
 __all__ = [
     "LOCATED",
@@ -101,21 +99,13 @@ class StoreOptions:
         rounds: windows of each kind.
         duration: longest time of one window, in seconds.
         warmup: ahead of every window of gets, in seconds.
-        master: of a pool that runs; None: one is started.
-        secret: of that pool.
-        nodes: of the pool that is started.
-        dram: bytes that each of them lends.
-        metadata: ``memory`` or ``sqlite``, of its master.
+        pool: through which.
     """
 
     rounds: int
     duration: float
     warmup: float
-    master: Address | None = None
-    secret: bytes | None = None
-    nodes: int = 1
-    dram: int = 0
-    metadata: str = "memory"
+    pool: PoolOptions
 
 
 @dataclass(frozen=True)

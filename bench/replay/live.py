@@ -1,43 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trace through a live pool: each request comes when its time has come, asks, gets what is there, puts the rest."""
+"""A trace through a live pool: each request comes when its time has come, to whichever client is free."""
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from moonpool.bench.errors import BenchError
-from moonpool.bench.replay.hashes import content_of, hashes_of
-from moonpool.cluster import local_cluster
+from moonpool.bench.pool.loading import batches_of
+from moonpool.bench.pool.opening import PoolOptions, opened
+from moonpool.bench.replay.hashes import hashes_of
+from moonpool.bench.replay.serving import Patience, Serving, Totals
 from moonpool.errors import MoonpoolError
-from moonpool.store_client import Outcome, StoreClient
-from moonpool.store_client.errors import MasterUnavailableError
-from moonpool.store_client.packing import ROOT
+from moonpool.store_client import StoreClient
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from moonpool.address import Address
     from moonpool.bench.replay.trace import Trace
-    from moonpool.store_client.results import Results
 
-__all__ = ["LiveOptions", "Served", "Totals", "replay_live"]
+__all__ = ["LiveOptions", "replay_live"]
 
-#: What one call moves at most.
-_PIECE_BYTES: Final = 32 << 20
-_REMOVED_AT_ONCE: Final = 1000
-_SHOWN_MAX: Final = 8
-#: A pool is gone when nothing came of so many requests in a row, for so long. A master that starts anew takes less.
-_GONE_REQUESTS: Final = 3
-_GONE_SECONDS: Final = 30.0
 #: To remove what was put, from a pool that may be gone.
 _REMOVE_SECONDS: Final = 5.0
 
@@ -50,89 +37,13 @@ class LiveOptions:
         speed: how many times as fast as the trace.
         block_bytes: of a chunk, a multiple of 8.
         clients: requests that are served at the same time at most, each by a client of its own.
-        master: of a pool that runs; None: one is started.
-        secret: of that pool.
-        nodes: of the pool that is started.
-        dram: bytes that each of them lends.
-        store: where its master keeps metadata: ``memory`` or ``sqlite``.
+        pool: which one.
     """
 
     speed: float
     block_bytes: int
     clients: int
-    master: Address | None = None
-    secret: bytes | None = None
-    nodes: int = 1
-    dram: int = 256 << 20
-    store: str = "memory"
-
-
-@dataclass(frozen=True)
-class Served:
-    """What became of one request. Times in seconds.
-
-    Attributes:
-        due: when it had to begin, from the first request on.
-        late: how much later it began.
-        match: until it was known what is there.
-        get: until that had come; 0.0 where there was nothing.
-        put: until the rest was put; 0.0 where there was no rest.
-        blocks: of the request.
-        hits: those that were got, from the first on.
-        put_blocks: those that were put, or were there meanwhile.
-    """
-
-    due: float
-    late: float
-    match: float
-    get: float
-    put: float
-    blocks: int
-    hits: int
-    put_blocks: int
-
-    @property
-    def seconds(self) -> float:
-        """From its beginning to its end, without the time in which bytes were compared."""
-        return self.match + self.get + self.put
-
-
-@dataclass
-class Totals:
-    """Everything that happened. Filled by several threads, under `lock`.
-
-    Attributes:
-        served: requests, in the order in which they ended.
-        errors: how often, by code: of calls that failed as a whole, and of chunks.
-        vanished: chunks that were there when it was asked and not when they were to be got: no error.
-        complaints: bytes that were wrong, the first few.
-        wrong: chunks whose bytes were wrong.
-        seconds: of the whole replay.
-        left: why what was put may still be in the pool; empty: it is not.
-        pool: what was replayed against, as JSON values.
-    """
-
-    served: list[Served] = field(default_factory=list)
-    errors: collections.Counter[str] = field(default_factory=collections.Counter)
-    vanished: int = 0
-    complaints: list[str] = field(default_factory=list)
-    wrong: int = 0
-    seconds: float = 0.0
-    left: str = ""
-    pool: dict[str, Any] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def complain(self, what: str) -> None:
-        """Note a chunk whose bytes are wrong."""
-        with self.lock:
-            self.wrong += 1
-            if len(self.complaints) < _SHOWN_MAX:
-                self.complaints.append(what)
-
-    def fail(self, error: MoonpoolError) -> None:
-        """Count an error."""
-        with self.lock:
-            self.errors[error.code] += 1
+    pool: PoolOptions
 
 
 class _Due:
@@ -161,155 +72,6 @@ class _Due:
         return min(threading.TIMEOUT_MAX, self.began + self._due[number] - time.monotonic())
 
 
-class _Patience:
-    """Ends the replay against a pool that is gone. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._futile = 0
-        self._since = 0.0
-
-    def note(self, began: float, failure: MoonpoolError | None) -> None:
-        """Take note of a request that is over.
-
-        Args:
-            began: when.
-            failure: why nothing came of it; None: something did.
-
-        Raises:
-            BenchError: nothing has come of any for too long.
-        """
-        with self._lock:
-            self._futile = 0 if failure is None else self._futile + 1
-            if self._futile == 1:
-                self._since = began
-            futile, seconds = self._futile, time.monotonic() - self._since
-        if futile >= _GONE_REQUESTS and seconds >= _GONE_SECONDS:
-            raise BenchError(
-                f"the pool is gone or of no use: nothing came of the last {futile} requests, for {seconds:.0f} s",
-                cause=str(failure),
-                hint="whether master and nodes run",
-            )
-
-
-class _Serving:
-    """One client, used by one thread."""
-
-    def __init__(
-        self,
-        client: StoreClient,
-        namespace: str,
-        hashes: NDArray[np.uint8],
-        block_bytes: int,
-        totals: Totals,
-        patience: _Patience,
-    ) -> None:
-        self._client = client
-        self._namespace = namespace
-        self._hashes = hashes
-        self._block_bytes = block_bytes
-        self._totals = totals
-        self._patience = patience
-        #: The last of the request.
-        self._failure: MoonpoolError | None = None
-        self._at_once = max(1, _PIECE_BYTES // block_bytes)
-        self._region = client.allocate(self._at_once * block_bytes)
-        self._memory = np.asarray(self._region)[: self._at_once * block_bytes].reshape(self._at_once, block_bytes)
-        self._offsets = np.arange(self._at_once, dtype=np.int64) * block_bytes
-        self._lengths = np.full(self._at_once, block_bytes, dtype=np.int64)
-
-    def serve(self, due: float, late: float, blocks: Sequence[int]) -> None:
-        """Ask, get what is there, put the rest; note it. A master that does not answer is asked nothing more.
-
-        Raises:
-            BenchError: the pool is gone.
-        """
-        self._failure = None
-        hashes = self._hashes[list(blocks)]
-        began = time.monotonic()
-        matched = self._matched(hashes)
-        asked = time.monotonic()
-        hits, getting = self._get(hashes[:matched])
-        put_blocks, putting = 0, 0.0
-        if not isinstance(self._failure, MasterUnavailableError):
-            put_blocks, putting = self._put(hashes, hits)
-        done = Served(due, late, asked - began, getting, putting, len(blocks), hits, put_blocks)
-        with self._totals.lock:
-            self._totals.served.append(done)
-        if blocks:
-            self._patience.note(began, None if hits or put_blocks else self._failure)
-
-    def _fail(self, error: MoonpoolError) -> None:
-        self._failure = error
-        self._totals.fail(error)
-
-    def _matched(self, hashes: NDArray[np.uint8]) -> int:
-        if not len(hashes):
-            return 0
-        try:
-            return self._client.match_prefix(self._namespace, hashes.tobytes(), lease=1.0)
-        except MoonpoolError as error:
-            self._fail(error)
-            return 0
-
-    def _get(self, hashes: NDArray[np.uint8]) -> tuple[int, float]:
-        """Return how many of the first were got, and the seconds that this took."""
-        hits, seconds = 0, 0.0
-        for begin in range(0, len(hashes), self._at_once):
-            some = hashes[begin : begin + self._at_once]
-            began = time.monotonic()
-            results = self._tried(self._client.get_into, some)
-            seconds += time.monotonic() - began
-            good = self._checked(some, results)
-            hits += good
-            if good < len(some):
-                break
-        return hits, seconds
-
-    def _checked(self, hashes: NDArray[np.uint8], results: Results | None) -> int:
-        """Compare what has come; return how many of the first are there and right."""
-        if results is None:
-            return 0
-        there = np.frombuffer(results.outcomes, dtype=np.uint8) == Outcome.OK
-        right = (self._memory[: len(hashes)] == content_of(hashes, self._block_bytes)).all(axis=1)
-        for index in np.flatnonzero(there & ~right).tolist():
-            self._totals.complain(f"chunk {hashes[index].tobytes().hex()[:16]}... has other bytes than were put")
-        for index in results.where(Outcome.CORRUPT):
-            self._totals.complain(str(results.errors[index]))
-        with self._totals.lock:
-            self._totals.vanished += results.count(Outcome.MISS)
-        good = there & right
-        return len(good) if good.all() else int(np.argmin(good))
-
-    def _put(self, hashes: NDArray[np.uint8], first: int) -> tuple[int, float]:
-        """Put the chunks from `first` on; return how many, and the seconds that this took."""
-        put, seconds = 0, 0.0
-        for begin in range(first, len(hashes), self._at_once):
-            some = hashes[begin : begin + self._at_once]
-            self._memory[: len(some)] = content_of(some, self._block_bytes)
-            parent = hashes[begin - 1].tobytes() if begin else ROOT
-            began = time.monotonic()
-            results = self._tried(self._client.put, some, parents=parent)
-            seconds += time.monotonic() - began
-            if results is None:
-                break
-            put += results.count(Outcome.OK) + results.count(Outcome.ALREADY)
-        return put, seconds
-
-    def _tried(self, call: Callable[..., Results], hashes: NDArray[np.uint8], **options: Any) -> Results | None:
-        """Make a call with the first places of the memory; count what went wrong, for all of it or single chunks."""
-        count = len(hashes)
-        values = self._region, self._offsets[:count], self._lengths[:count]
-        try:
-            results = call(self._namespace, hashes.tobytes(), values, **options)
-        except MoonpoolError as error:
-            self._fail(error)
-            return None
-        for index in results.where(Outcome.FAILED):
-            self._fail(results.errors[index])
-        return results
-
-
 def replay_live(trace: Trace, options: LiveOptions, totals: Totals, advance: Callable[[int], None]) -> None:
     """Replay a trace. Returns when the last request is over, or raises when Ctrl-C was pressed; threads are joined.
 
@@ -324,14 +86,13 @@ def replay_live(trace: Trace, options: LiveOptions, totals: Totals, advance: Cal
     """
     hashes = hashes_of(trace.names)
     namespace = f"mooncake-bench-replay-{os.urandom(8).hex()}"
-    with contextlib.ExitStack() as stack:
-        clients = stack.enter_context(_clients(options))
+    with _clients(options) as clients:
         totals.pool = _pool(clients[0], options)
-        patience = _Patience()
-        serving = [_Serving(client, namespace, hashes, options.block_bytes, totals, patience) for client in clients]
+        patience = Patience()
+        serving = [Serving(client, namespace, hashes, options.block_bytes, totals, patience) for client in clients]
         due = _Due(trace, options.speed)
 
-        def work(one: _Serving) -> None:
+        def work(one: Serving) -> None:
             while (request := due.next()) is not None:
                 late = max(0.0, time.monotonic() - due.began - request[0])
                 one.serve(request[0], late, request[1])
@@ -341,14 +102,14 @@ def replay_live(trace: Trace, options: LiveOptions, totals: Totals, advance: Cal
             _run(work, serving, due.stop)
         finally:
             totals.seconds = time.monotonic() - due.began
-            if options.master is not None:
-                _empty(clients[0], namespace, hashes, totals)
+            if options.pool.master is not None:
+                _empty(clients[0], namespace, hashes.tobytes(), totals)
 
 
-def _run(work: Callable[[_Serving], None], serving: Sequence[_Serving], stop: threading.Event) -> None:
+def _run(work: Callable[[Serving], None], serving: Sequence[Serving], stop: threading.Event) -> None:
     failures: list[BaseException] = []
 
-    def guarded(one: _Serving) -> None:
+    def guarded(one: Serving) -> None:
         try:
             work(one)
         except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
@@ -373,11 +134,7 @@ def _run(work: Callable[[_Serving], None], serving: Sequence[_Serving], stop: th
 @contextlib.contextmanager
 def _clients(options: LiveOptions) -> Iterator[list[StoreClient]]:
     with contextlib.ExitStack() as stack:
-        address = str(options.master)
-        fitting: dict[str, Any] = {"secret": options.secret}
-        if options.master is None:
-            cluster = stack.enter_context(local_cluster(options.nodes, str(options.dram), options.store))
-            address, fitting = cluster.master, cluster.client_options
+        address, fitting = stack.enter_context(opened(options.pool))
         yield [
             stack.enter_context(StoreClient(address, name=f"mooncake-bench {number}", **fitting))
             for number in range(options.clients)
@@ -387,17 +144,17 @@ def _clients(options: LiveOptions) -> Iterator[list[StoreClient]]:
 def _pool(client: StoreClient, options: LiveOptions) -> dict[str, Any]:
     segments = client.segments()
     return {
-        "started": options.master is None,
+        "started": options.pool.master is None,
         "nodes": len({segment.node for segment in segments}),
         "capacity_bytes": sum(segment.capacity_bytes for segment in segments),
         "store": client.master_stats()["store"]["kind"],
     }
 
 
-def _empty(client: StoreClient, namespace: str, hashes: NDArray[np.uint8], totals: Totals) -> None:
+def _empty(client: StoreClient, namespace: str, hashes: bytes, totals: Totals) -> None:
     """Leave nothing in a pool of others. A failure is noted: it must not take the place of what ended the replay."""
     try:
-        for begin in range(0, len(hashes), _REMOVED_AT_ONCE):
-            client.remove(namespace, hashes[begin : begin + _REMOVED_AT_ONCE].tobytes(), timeout=_REMOVE_SECONDS)
+        for some in batches_of(hashes):
+            client.remove(namespace, some, timeout=_REMOVE_SECONDS)
     except MoonpoolError as error:
         totals.left = f"what was put may still be in the pool: {error}"

@@ -14,8 +14,10 @@ from moonpool.bench.environment import describe_run
 from moonpool.bench.errors import ExitStatus, UsageError
 from moonpool.bench.perform import Ending, report_console, say, write_json
 from moonpool.bench.plot import plot_live
+from moonpool.bench.pool.opening import pool_options
 from moonpool.bench.replay import live_report
-from moonpool.bench.replay.live import LiveOptions, Totals, replay_live
+from moonpool.bench.replay.live import LiveOptions, replay_live
+from moonpool.bench.replay.serving import Totals
 from moonpool.bench.replay.trace import Trace
 from moonpool.bench.verify import WORD_BYTES
 from moonpool.errors import MoonpoolError
@@ -23,18 +25,11 @@ from moonpool.units import format_bytes
 
 __all__ = ["live_options", "perform_live", "requests_progress"]
 
-#: Options of a live pool, and what they are when they are not given.
-_DEFAULTS: Final[dict[str, Any]] = {
-    "master": None,
-    "secret": None,
-    "nodes": 1,
-    "dram": 256 << 20,
-    "store": "memory",
-    "block_size": 16 << 10,
-    "clients": 4,
-}
-#: Options that say what pool to start.
-_OF_OWN: Final = ("nodes", "dram", "store")
+#: Options of a live pool.
+_LIVE: Final = ("master", "secret", "nodes", "dram", "store", "block_size", "clients")
+_DRAM: Final = 256 << 20
+_BLOCK_BYTES: Final = 16 << 10
+_CLIENTS: Final = 4
 
 
 def live_options(given: dict[str, Any], *, simulated: bool) -> LiveOptions | None:
@@ -47,30 +42,17 @@ def live_options(given: dict[str, Any], *, simulated: bool) -> LiveOptions | Non
     Raises:
         UsageError: they do not fit together.
     """
-    known = [name for name in _DEFAULTS if given[name] is not None]
     if given["speed"] is None:
-        if known:
-            raise UsageError(f"--{known[0].replace('_', '-')} belongs to --speed", hint="--speed 1")
+        if useless := [name for name in _LIVE if given[name] is not None]:
+            raise UsageError(f"--{useless[0].replace('_', '-')} belongs to --speed", hint="--speed 1")
         return None
     if simulated:
         raise UsageError("--capacity and --policy belong to simulated pools: a live one has its own", hint="--dram")
-    if given["master"] is not None and (useless := [name for name in _OF_OWN if name in known]):
-        raise UsageError(f"--{useless[0]} is about a pool that is started: it does not go with --master")
-    if given["master"] is None and given["secret"] is not None:
-        raise UsageError("--secret belongs to --master")
-    chosen = _DEFAULTS | {name: given[name] for name in known}
-    if chosen["block_size"] % WORD_BYTES:
-        raise UsageError(f"--block-size {format_bytes(chosen['block_size'])} is not a multiple of {WORD_BYTES} bytes")
-    return LiveOptions(
-        given["speed"],
-        chosen["block_size"],
-        chosen["clients"],
-        chosen["master"],
-        chosen["secret"],
-        chosen["nodes"],
-        chosen["dram"],
-        chosen["store"],
-    )
+    pool = pool_options(given, _DRAM)
+    block_bytes = given["block_size"] or _BLOCK_BYTES
+    if block_bytes % WORD_BYTES:
+        raise UsageError(f"--block-size {format_bytes(block_bytes)} is not a multiple of {WORD_BYTES} bytes")
+    return LiveOptions(given["speed"], block_bytes, given["clients"] or _CLIENTS, pool)
 
 
 def perform_live(

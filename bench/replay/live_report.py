@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from moonpool.bench.jsonform import rounded
-from moonpool.bench.replay.live import LiveOptions, Served, Totals
+from moonpool.bench.replay.live import LiveOptions
+from moonpool.bench.replay.serving import Served, Totals
 from moonpool.bench.report import digits
 from moonpool.units import format_bytes
 
@@ -88,7 +89,7 @@ def _ratio(totals: Totals) -> float | None:
 def print_report(console: Console, trace: str, options: LiveOptions, totals: Totals) -> None:
     """Print what was replayed, the times of the requests, and what came of their blocks."""
     pool, served = totals.pool, totals.served
-    started = "started for this" if pool["started"] else f"running at {options.master}"
+    started = "started for this" if pool["started"] else f"running at {options.pool.master}"
     console.print(trace, soft_wrap=True)
     console.print(
         f"pool: {started}, {pool['nodes']} node{'' if pool['nodes'] == 1 else 's'}, "

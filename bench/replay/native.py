@@ -11,11 +11,11 @@ import numpy as np
 from moonpool._index import EXTENT_BYTES, HASH_BYTES, HEADER_BYTES, ChunkIndex
 from moonpool.bench.replay.hashes import hashes_of
 from moonpool.bench.replay.pool import Pool
+from moonpool.proto import pool_pb2 as pb
+from moonpool.store_client.packing import ROOT
 
 __all__ = ["NativePool"]
 
-_OK: Final = 0
-_NO_SPACE: Final = 4
 _OWNER: Final = 1
 _NAMESPACE: Final = 1
 _SEGMENT: Final = 1
@@ -23,7 +23,6 @@ _SEGMENT: Final = 1
 _LENGTH: Final = 64
 _EXTENT: Final = -(-(HEADER_BYTES + _LENGTH) // 64) * 64
 _FAR: Final = 1 << 40
-_ROOT: Final = bytes(HASH_BYTES)
 
 
 class NativePool(Pool):
@@ -56,15 +55,15 @@ class NativePool(Pool):
     def _put(self, hashes: bytes, first: int) -> None:
         """Put the chunks from `first` on, as far as there is room for them beside what may not be evicted."""
         rest = np.arange(first, len(hashes) // HASH_BYTES)
-        chain = np.frombuffer(_ROOT + hashes, dtype=np.uint8).reshape(-1, HASH_BYTES)
+        chain = np.frombuffer(ROOT + hashes, dtype=np.uint8).reshape(-1, HASH_BYTES)
         while len(rest):
             names, parents = chain[rest + 1].tobytes(), chain[rest].tobytes()
             statuses, extents = self._index.start(
                 _OWNER, _NAMESPACE, names, parents, _LENGTH.to_bytes(8, "little"), 0, 1, 1, (), 0, self._now, _FAR
             )
             answered = np.frombuffer(statuses, dtype=np.uint8)
-            self._commit(names, extents, np.flatnonzero(answered == _OK))
-            rest = rest[answered == _NO_SPACE]
+            self._commit(names, extents, np.flatnonzero(answered == pb.OK))
+            rest = rest[answered == pb.NO_SPACE]
             if len(rest) and not self._evict(len(rest)):
                 break
 

@@ -19,9 +19,9 @@ from click.testing import CliRunner, Result
 import moonpool
 from moonpool.bench import commands
 from moonpool.bench.errors import ExitStatus
-from moonpool.bench.replay import live, live_report
+from moonpool.bench.replay import live, live_report, serving
 from moonpool.bench.replay.hashes import content_of, hashes_of
-from moonpool.bench.replay.live import Served, Totals
+from moonpool.bench.replay.serving import Served, Serving, Totals
 from moonpool.bench.replay.simulate import POLICIES
 from moonpool.bench.replay.trace import Trace
 from moonpool.store_client.errors import NoSpaceError
@@ -142,7 +142,7 @@ def test_wrong_bytes_are_status_1(file: Path, monkeypatch: pytest.MonkeyPatch) -
         return content
 
     counted: collections.Counter[str] = collections.Counter()
-    monkeypatch.setattr(live, "content_of", wrong)
+    monkeypatch.setattr(serving, "content_of", wrong)
     result = run(file, "--speed", "1000", "--clients", "1", "--requests", "20")
     assert result.exit_code == ExitStatus.NOT_VERIFIED, result.output
     assert "has other bytes than were put" in result.stdout
@@ -219,18 +219,18 @@ def test_ctrl_c_shows_what_was_replayed_and_leaves_nothing(tmp_path: Path, what:
 
 
 def test_a_pool_that_is_gone_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file, serve = tmp_path / "trace.jsonl", live._Serving.serve
+    file, serve = tmp_path / "trace.jsonl", Serving.serve
     write(file, [[number] for number in range(1000)], every_ms=100.0)
-    monkeypatch.setattr(live, "_GONE_SECONDS", 1.0)
+    monkeypatch.setattr(serving, "_GONE_SECONDS", 1.0)
     monkeypatch.setattr(live, "_REMOVE_SECONDS", 0.2)
     monkeypatch.setenv("MOONPOOL_STORE_CLIENT_TIMEOUT", "200ms")
 
-    def killing(one: live._Serving, due: float, late: float, blocks: list[int]) -> None:
+    def killing(one: Serving, due: float, late: float, blocks: list[int]) -> None:
         if blocks == [3]:
             cluster.kill_master()
         serve(one, due, late, blocks)
 
-    monkeypatch.setattr(live._Serving, "serve", killing)
+    monkeypatch.setattr(Serving, "serve", killing)
     with moonpool.local_cluster(nodes=1, dram="16MiB") as cluster:
         result = run(file, "--speed", "1", "--master", cluster.master, "--secret", cluster.secret, "--json", "-")
     assert result.exit_code == ExitStatus.FAILED

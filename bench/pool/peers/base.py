@@ -21,6 +21,7 @@ __all__ = [
     "ASKED_BYTES",
     "GROUPS",
     "AskRow",
+    "FreshRow",
     "LookRow",
     "PeerOptions",
     "PoolBackend",
@@ -137,6 +138,44 @@ class AskRow(ABC):
         # Enough to see what it is.
         if len(self.complaints) < 8:
             self.complaints.append(what)
+
+
+class FreshRow(AskRow):
+    """Puts of fresh chunks, without their bytes.
+
+    There is no warm-up: every chunk that it put would have to be removed again. A window ends, at the latest, when a
+    thread has put all of its batches.
+    """
+
+    @abstractmethod
+    def _fresh(self) -> Sequence[Any]:
+        """Return the batches of one thread: what `_put` takes."""
+
+    @abstractmethod
+    def _put(self, batch: Any) -> None:
+        """Put one batch."""
+
+    @abstractmethod
+    def _settle(self, put: Sequence[Any]) -> None:
+        """See whether what was put is there, complain if not, and remove it."""
+
+    def engine_window(self, seconds: float, warmup: float) -> Window:
+        """See `PoolRow`."""
+        del warmup
+        batches = [self._fresh() for _ in range(self._work.threads)]
+        done = [0] * self._work.threads
+
+        def put(index: int, thread: int) -> None:
+            self._put(batches[thread][index])
+            done[thread] = index + 1
+
+        calls = [functools.partial(put, thread=thread) for thread in range(self._work.threads)]
+        window = self._window(calls, seconds, batches=self._work.batches)
+        self._settle([batch for some, end in zip(batches, done, strict=True) for batch in some[:end]])
+        return window
+
+    def close(self) -> None:
+        """Nothing is left."""
 
 
 class LookRow(AskRow):

@@ -7,7 +7,8 @@ import logging
 from collections.abc import Sequence
 from typing import Any, Final
 
-from moonpool.bench.compare import REFERENCE, CompareObserver, CompareOptions, CompareRow, Comparison
+from moonpool.bench.compare import REFERENCE, CompareOptions, Comparison
+from moonpool.bench.compare_progress import CompareProgress
 from moonpool.bench.environment import describe_run
 from moonpool.bench.errors import ExitStatus, UsageError
 from moonpool.bench.perform import Ending, StatusLine, fixed, report_console, say, write_json
@@ -64,7 +65,7 @@ def compare_pools(
     logging.getLogger("moonpool.store_client").setLevel(logging.ERROR)
     ending = Ending()
     with StatusLine() as line:
-        progress = _Progress(line, options.rounds)
+        progress = _Progress(line, options.rounds, report.text_of)
         comparison = Comparison(options, progress, lambda name, *_: PoolContender(name, peers))
         with ending, comparison:
             comparison.run(works)
@@ -80,28 +81,12 @@ def compare_pools(
     return ending.status(verified=all(entry.result.verified for entry in ours))
 
 
-class _Progress(CompareObserver):
-    """Keeps the rows, and says what is measured."""
-
-    def __init__(self, line: StatusLine, rounds: int) -> None:
-        self.rows: list[CompareRow] = []
-        self._line = line
-        self._rounds = rounds
-        self._where = ""
+class _Progress(CompareProgress):
+    """Says, too, that a row is got ready: pools are started, and filled."""
 
     def row_begins(self, number: int, count: int, work: Work) -> None:
-        self._where = f"row {number} of {count}: {report.text_of(work)}"
+        super().row_begins(number, count, work)
         self._line.show(f"{self._where}, preparing")
-
-    def window_begins(self, number: int, name: str) -> None:
-        self._line.show(f"{self._where}, round {number} of {self._rounds}: {name}")
-
-    def row_ends(self, row: CompareRow) -> None:
-        self.rows.append(row)
-
-    def skipped(self, name: str, reason: str) -> None:
-        self._line.show("")
-        say(f"{name} is left out: {reason}", style="yellow")
 
 
 def _parameters(works: Sequence[Work], options: CompareOptions, peers: PeerOptions) -> dict[str, Any]:

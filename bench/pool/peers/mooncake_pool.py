@@ -8,10 +8,9 @@ without (``mooncake-dummy``, as the project calls it), which shares memory with 
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
@@ -19,7 +18,7 @@ import numpy as np
 from moonpool.bench.backends.installed import imported, version_of
 from moonpool.bench.errors import BenchError
 from moonpool.bench.memory import allocate
-from moonpool.bench.pool.peers.base import ASKED_BYTES, GROUPS, AskRow, LookRow, PeerOptions, PoolBackend, PoolRow
+from moonpool.bench.pool.peers.base import ASKED_BYTES, GROUPS, FreshRow, LookRow, PeerOptions, PoolBackend, PoolRow
 from moonpool.bench.pool.peers.mooncake_servers import HOST, MooncakeServers
 from moonpool.bench.pool.windows import CallSide, Checked
 
@@ -174,11 +173,13 @@ class _MovingRow(Checked):
     def _fresh(self) -> list[str]:
         return _keys(1, self._work.blocks)[0]
 
-    def _put(self, keys: list[str]) -> CallSide:
-        return self._side(self._store.batch_put_from, 0, keys, once=True)
-
-    def _get(self, keys: list[str], *, once: bool) -> CallSide:
-        return self._side(self._store.batch_get_into, self._work.block_bytes, keys, once=once)
+    def _each(self, method: str, good: int, keys: list[str], done: list[int]) -> None:
+        """Call a method of the client with the first `done` batches of each thread, one after the other."""
+        post: Callable[..., list[int]] = getattr(self._store, method)
+        for thread, end in enumerate(done):
+            for index in range(end):
+                some = self._layout.batch(thread, index)
+                _all(post(keys[some], self._pointers[some], self._lengths), good, method)
 
 
 class _PutRow(_MovingRow):
@@ -189,25 +190,19 @@ class _PutRow(_MovingRow):
         del warmup
         keys, content = self._fresh(), self._number()
         self._pattern.fill(content)
-        side = self._put(keys)
+        side = self._side(self._store.batch_put_from, 0, keys, once=True)
         try:
             window = side.run(seconds)
             self._check_own("source of the put")
             self._pattern.fill(self._number())
-            self._get_again(keys, content, [int(end) for end in side.next_batch])
+            done = [int(end) for end in side.next_batch]
+            self._each("batch_get_into", self._work.block_bytes, keys, done)
+            self._pattern.expect(content, [(0, end) for end in done])
+            self._check_own("put, got again")
         finally:
             side.close()
             _clear(self._store)
         return window
-
-    def _get_again(self, keys: list[str], content: int, done: list[int]) -> None:
-        for thread, end in enumerate(done):
-            for index in range(end):
-                some = self._layout.batch(thread, index)
-                got = self._store.batch_get_into(keys[some], self._pointers[some], self._lengths)
-                _all(got, self._work.block_bytes, "batch_get_into")
-        self._pattern.expect(content, [(0, end) for end in done])
-        self._check_own("put, got again")
 
     def close(self) -> None:
         """Nothing is left."""
@@ -221,11 +216,8 @@ class _GetRow(_MovingRow):
         keys = self._fresh()
         self._content = number()
         self._pattern.fill(self._content)
-        for thread in range(work.threads):
-            for index in range(work.batches):
-                some = self._layout.batch(thread, index)
-                _all(store.batch_put_from(keys[some], self._pointers[some], self._lengths), 0, "batch_put_from")
-        self._gets = self._get(keys, once=False)
+        self._each("batch_put_from", 0, keys, [work.batches] * work.threads)
+        self._gets = self._side(store.batch_get_into, work.block_bytes, keys, once=False)
 
     def engine_window(self, seconds: float, warmup: float) -> Window:
         """See `PoolRow`."""
@@ -240,39 +232,28 @@ class _GetRow(_MovingRow):
 # ---------------------------------------------------------------- rows of the master alone
 
 
-class _PutStartRow(AskRow):
+class _PutStartRow(FreshRow):
     """Room for chunks, and the word that they are written, without the bytes: its put session has both."""
 
     def __init__(self, work: Work, store: Any) -> None:
         super().__init__(work)
         self._store = store
+        self._lengths, self._good = [ASKED_BYTES] * work.batch, [0] * work.batch
 
-    def engine_window(self, seconds: float, warmup: float) -> Window:
-        """See `PoolRow`. Of all that were put it is seen afterwards that they are there."""
-        del warmup
-        work, store = self._work, self._store
-        batches = [_keys(work.batches, work.batch) for _ in range(work.threads)]
-        done = [0] * work.threads
-        lengths, good = [ASKED_BYTES] * work.batch, [0] * work.batch
+    def _fresh(self) -> Sequence[list[str]]:
+        return _keys(self._work.batches, self._work.batch)
 
-        def put(index: int, thread: int) -> None:
-            keys = batches[thread][index]
-            started, ended = store.batch_put_session_start(keys, lengths), store.batch_put_session_end(keys)
-            if started != good or ended != good:
-                _all([*started, *ended], 0, "a put session")
-            done[thread] = index + 1
+    def _put(self, batch: list[str]) -> None:
+        started = self._store.batch_put_session_start(batch, self._lengths)
+        ended = self._store.batch_put_session_end(batch)
+        if started != self._good or ended != self._good:
+            _all([*started, *ended], 0, "a put session")
 
-        calls = [functools.partial(put, thread=thread) for thread in range(work.threads)]
-        window = self._window(calls, seconds, batches=work.batches)
-        for some, end in zip(batches, done, strict=True):
-            for keys in some[:end]:
-                if store.batch_is_exist(keys) != [1] * work.batch:
-                    self._complain("a chunk that was put was not there")
-        _clear(store)
-        return window
-
-    def close(self) -> None:
-        """Nothing is left."""
+    def _settle(self, put: Sequence[list[str]]) -> None:
+        for keys in put:
+            if self._store.batch_is_exist(keys) != [1] * self._work.batch:
+                self._complain("a chunk that was put was not there")
+        _clear(self._store)
 
 
 def _keys(groups: int, count: int) -> list[list[str]]:

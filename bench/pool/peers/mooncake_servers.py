@@ -8,14 +8,11 @@ import os
 import socket
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from moonpool.bench.backends.installed import imported
 from moonpool.bench.errors import BenchError
 from moonpool.cluster import TiedProcess
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 __all__ = ["HOST", "MooncakeServers"]
 
@@ -52,7 +49,7 @@ class _Server(TiedProcess):
 
 
 class MooncakeServers:
-    """A master in memory and one process that lends memory, on ports of the loopback interface. A context manager.
+    """A master in memory and one process that lends memory, on ports of the loopback interface.
 
     Args:
         dram: bytes that are lent.
@@ -113,12 +110,6 @@ class MooncakeServers:
         for server in reversed(self._servers):
             server.end()
         self._servers.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _free_ports(count: int) -> list[int]:

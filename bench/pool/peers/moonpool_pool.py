@@ -4,23 +4,22 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
 from moonpool.bench.pool.loading import NAMESPACE, Loader, batches_of
 from moonpool.bench.pool.moving import row_of
-from moonpool.bench.pool.peers.base import GROUPS, AskRow, LookRow, PeerOptions, PoolBackend, PoolRow
+from moonpool.bench.pool.opening import PoolOptions
+from moonpool.bench.pool.peers.base import GROUPS, FreshRow, LookRow, PeerOptions, PoolBackend, PoolRow
 from moonpool.bench.pool.place import PoolPlace
-from moonpool.bench.pool.processes import MasterProcess
-from moonpool.bench.pool.work import StoreOptions, StoreWork
+from moonpool.bench.pool.processes import MasterProcess, store_in
+from moonpool.bench.pool.work import StoreWork
 from moonpool.cluster import OPEN
 from moonpool.store_client import StoreClient
 
 if TYPE_CHECKING:
-    from moonpool.bench.measure import Window
     from moonpool.bench.work import Work
 
 __all__ = ["MoonpoolPool"]
@@ -42,7 +41,7 @@ class MoonpoolPool(PoolBackend):
         if work.transport == "master":
             return self._asking(work)
         if self._place is None:
-            options = StoreOptions(0, 0.0, 0.0, dram=self._options.dram, metadata=self._options.metadata)
+            options = PoolOptions(dram=self._options.dram, metadata=self._options.metadata)
             self._place = self._stack.enter_context(PoolPlace(options))
         moved = StoreWork(
             work.op,
@@ -63,8 +62,7 @@ class MoonpoolPool(PoolBackend):
     def _asking(self, work: Work) -> PoolRow:
         if self._asked is None:
             folder = self._stack.enter_context(TemporaryDirectory(prefix="mooncake-bench-"))
-            store = f"sqlite:{folder}/master.db" if self._options.metadata == "sqlite" else "memory"
-            master = self._stack.enter_context(MasterProcess(store))
+            master = self._stack.enter_context(MasterProcess(store_in(self._options.metadata, folder)))
             loader = self._stack.enter_context(Loader(master.address))
             self._asked = loader, self._stack.enter_context(StoreClient(master.address, name="mooncake-bench", **OPEN))
         loader, client = self._asked
@@ -86,31 +84,20 @@ class MoonpoolPool(PoolBackend):
         )
 
 
-class _PutRow(AskRow):
-    """PutStart and PutCommit of fresh chunks, which are removed after the window."""
+class _PutRow(FreshRow):
+    """PutStart and PutCommit."""
 
     def __init__(self, work: Work, loader: Loader) -> None:
         super().__init__(work)
         self._loader = loader
 
-    def engine_window(self, seconds: float, warmup: float) -> Window:
-        """See `PoolRow`. There is no warm-up: every chunk that it put would have to be removed again."""
-        del warmup
-        work, done = self._work, [0] * self._work.threads
-        batches = [
-            batches_of(os.urandom(32 * work.batch * work.batches), work.batch) for _ in range(work.threads)
-        ]  # fmt: skip
+    def _fresh(self) -> Sequence[bytes]:
+        return batches_of(os.urandom(32 * self._work.batch * self._work.batches), self._work.batch)
 
-        def put(index: int, thread: int) -> None:
-            self._loader.put_batch(batches[thread][index])
-            done[thread] = index + 1
+    def _put(self, batch: bytes) -> None:
+        self._loader.put_batch(batch)
 
-        calls = [functools.partial(put, thread=thread) for thread in range(work.threads)]
-        window = self._window(calls, seconds, batches=work.batches)
-        hashes = b"".join(b"".join(some[:end]) for some, end in zip(batches, done, strict=True))
+    def _settle(self, put: Sequence[bytes]) -> None:
+        hashes = b"".join(put)
         if (there := self._loader.remove(hashes)) != len(hashes) // 32:
             self._complain(f"{there} of {len(hashes) // 32} chunks that were put were there")
-        return window
-
-    def close(self) -> None:
-        """Nothing is left."""

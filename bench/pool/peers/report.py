@@ -10,14 +10,14 @@ from rich.console import Console
 from rich.text import Text
 
 from moonpool.bench.compare import REFERENCE, CompareRow, Entry
-from moonpool.bench.jsonform import SCHEMA, rounded
+from moonpool.bench.compare_report import lead_text, measured, paths_text, print_trouble
+from moonpool.bench.jsonform import comparison, rounded
 from moonpool.bench.report import Column, digits, fitted, header, rate, table_of, time_text
 from moonpool.bench.work import Work
 from moonpool.units import format_bytes
 
 __all__ = ["document", "print_report", "text_of"]
 
-_NONE: Final = "–"
 _LEGEND: Final = """\
 GB = 10^9 bytes of payload; /s: {items} a second; p50 in µs, of one call (a whole batch).
 ratio: {reference} / this one, round by round. Every figure is the median over the rounds.
@@ -42,7 +42,7 @@ def print_report(
     """Print the header, the table, the least ratios, and what went wrong."""
     versions = " · ".join(f"{name} {version}" for name, version in environment["versions"].items())
     console.print(header(environment, [("peers", versions)]), "", sep="\n")
-    names = list(dict.fromkeys(name for row in rows for name, entry in row.entries.items() if entry.windows))
+    names = measured(rows)
     fitted(console, table_of(_columns(rows, names), rows))
     console.print("", Text(_legend(rows, names), style="dim"), sep="\n")
     for name in names:
@@ -51,29 +51,16 @@ def print_report(
             least, work = min(ratios, key=lambda pair: pair[0])
             text = f"{REFERENCE} / {name}: at least {digits(least)} ({text_of(work)})"
             console.print(Text(text), soft_wrap=True)
-    for name, reason in skipped.items():
-        console.print(Text(f"skipped: {name}: {reason}", style="yellow"), soft_wrap=True)
-    for row in rows:
-        for name, entry in row.entries.items():
-            where = f"{name}: {text_of(row.work)}"
-            if entry.failure and name not in skipped:
-                console.print(Text(f"failed: {where}: {entry.failure}", style="yellow"), soft_wrap=True)
-            for complaint in entry.result.complaints:
-                console.print(Text(f"NOT VERIFIED: {where}: {complaint}", style="bold red"), soft_wrap=True)
+    print_trouble(console, rows, skipped, text_of)
 
 
 def _legend(rows: Sequence[CompareRow], names: Sequence[str]) -> str:
     asks = _asks(rows[0].work)
-    found = {
-        name: sorted({row.entries[name].result.path or "" for row in rows if name in row.entries} - {""})
-        for name in names
-    }
-    told = "; ".join(f"{name} over {', '.join(paths)}" for name, paths in found.items() if paths)
     return _LEGEND.format(
         items="keys" if asks else "chunks",
         reference=REFERENCE,
         what="answer" if asks else "byte",
-        paths=f"\nPaths: {told}." if told else "",
+        paths=paths_text(rows, names),
     )
 
 
@@ -104,10 +91,6 @@ def _columns_of(name: str, *, asks: bool) -> list[Column[CompareRow]]:
             return Text("BAD", style="bold red")
         return rate(found.result.ops_per_s if found else None)
 
-    def ratio(row: CompareRow) -> Text:
-        value = row.ratio(name)
-        return Text(_NONE) if value is None else Text(digits(value), style="green" if value >= 1 else "red")
-
     def gbytes(row: CompareRow) -> str:
         found = entry(row)
         return digits(found.result.gbytes_per_s if found else None)
@@ -121,7 +104,7 @@ def _columns_of(name: str, *, asks: bool) -> list[Column[CompareRow]]:
         columns.append(Column("GB/s", gbytes))
     columns.append(Column("p50", p50))
     if name != REFERENCE:
-        columns.append(Column("ratio", ratio))
+        columns.append(Column("ratio", lambda row: lead_text(row, name)))
     return columns
 
 
@@ -129,13 +112,7 @@ def document(
     environment: dict[str, Any], rows: Sequence[CompareRow], skipped: Mapping[str, str], *, interrupted: bool
 ) -> dict[str, Any]:
     """Return the whole run: one row for each work and pool."""
-    return {
-        "schema": SCHEMA,
-        "environment": environment,
-        "interrupted": interrupted,
-        "skipped": [{"backend": name, "reason": reason} for name, reason in skipped.items()],
-        "rows": [_row(row, entry) for row in rows for entry in row.entries.values()],
-    }
+    return comparison(environment, rows, skipped, interrupted=interrupted, form=_row)
 
 
 def _row(of: CompareRow, entry: Entry) -> dict[str, Any]:
