@@ -259,3 +259,8 @@ def test_every_key_is_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "bench.md").read_text(encoding="utf-8")
     for key in KEYS:
         assert f"`{key}`" in page, key
+
+
+@pytest.mark.parametrize("in_flight", [1, 16, 17, 64, 1000])
+def test_every_thread_has_something_to_put(in_flight: int) -> None:
+    assert asking_of("put", 10, in_flight).batches >= 1

@@ -111,7 +111,8 @@ def moving_of(work: Work, op: str) -> Work:
 
 def asking_of(call: str, hashes: int, in_flight: int) -> Work:
     """Return the work of calls of a master; the footprint is that of the chunks that they are about."""
-    return Work("master", call, ASKED_BYTES, hashes, "sequential", in_flight, None, GROUPS * hashes * ASKED_BYTES)
+    batches = max(GROUPS, in_flight)  # each thread puts one at least
+    return Work("master", call, ASKED_BYTES, hashes, "sequential", in_flight, None, batches * hashes * ASKED_BYTES)
 
 
 class AskRow(ABC):
