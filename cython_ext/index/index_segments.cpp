@@ -72,8 +72,11 @@ Outcome ChunkIndex::sweep(uint32_t count_max, std::string *slots, bool *complete
     for (uint32_t count = 0; at < all.end() && count < count_max; at = all.next_used(at + 1), ++count) {
       Chunk &chunk = chunks_[at];
       if (chunk.state != ChunkState::kLive) continue;
-      const Move *move = moves_.of(at);
-      if (move != nullptr && move->committed) continue;  // it names an extent, and may save the chunk
+      if (const Move *move = moves_.of(at); move != nullptr) {
+        if (move->committed) continue;  // it names an extent, and may save the chunk
+        // Its old place goes now, and perhaps the segment's number with it: it must not be asked for any more.
+        if (segments_.lost(move->from)) leave_move(at);
+      }
       bool gone = chunk.committed == 0;
       for (uint32_t i = 0; i < chunk.shards; ++i) {
         Shard &shard = chunk.shard(i);

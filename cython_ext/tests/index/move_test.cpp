@@ -57,6 +57,13 @@ class Moving : public ::testing::Test {
     index_->publish(at(slots), slots.size() / 4, &keys);
   }
 
+  void lose(uint32_t segment) {
+    index_->drop_segment(segment);
+    std::string slots;
+    bool complete = false;
+    index_->sweep(100, &slots, &complete);
+    EXPECT_EQ(slots, "");
+  }
   static const uint8_t *at(const std::string &bytes) { return reinterpret_cast<const uint8_t *>(bytes.data()); }
   // The numbers of the moves that this begins.
   std::string out_of(uint32_t segment, uint32_t count = 1000, uint64_t room = UINT64_MAX) {
@@ -218,6 +225,41 @@ TEST_F(Moving, WhatFindsNoRoomIsCounted) {
   index_->set_segment(3, true, true);
   EXPECT_EQ(out_of(1, 1000, 3 * kSize - 1).size(), 2u * 8);
   EXPECT_EQ(no_room_, 1u);
+}
+
+// The chunk stays when what moves is lost: another replica is there, or another shard is being written.
+TEST_F(Moving, AReplicaThatIsLostIsNotCommitted) {
+  put(names(1), 2);
+  const std::string ids = out_of(1);
+  ASSERT_EQ(ids.size(), 8u);
+  lose(1);
+  EXPECT_EQ(commit(ids), std::vector{ItemStatus::kNotFound});
+  EXPECT_EQ(segment(3).extents, 0u);
+  EXPECT_EQ(segment(2).extents, 1u);
+}
+
+TEST_F(Moving, AShardThatIsLostWhileAnotherIsWrittenIsNotCommitted) {
+  const std::vector<uint8_t> name = names(1);
+  put(name, 1, 0, 2);
+  const std::string ids = out_of(1);
+  ASSERT_EQ(ids.size(), 8u);
+  StartCall call{};
+  call.owner = kOwner;
+  call.hashes = {name.data(), 1, kSpace};
+  call.parents = {name.data(), 0};
+  call.lengths = reinterpret_cast<const uint8_t *>(&kLength);
+  call.one_length = true;
+  call.shard = 1;
+  call.shards = 2;
+  call.replicas = 1;
+  call.avoid = {1};
+  call.deadline = 1000;
+  uint8_t status = 0, extents[kExtentBytes];
+  index_->start(call, &status, extents);
+  ASSERT_EQ(status, 0);
+  lose(1);
+  EXPECT_EQ(commit(ids), std::vector{ItemStatus::kNotFound});
+  EXPECT_EQ(segment(2).extents + segment(3).extents, 1u);
 }
 
 TEST_F(Moving, AShardThatIsWrittenMeanwhileEndsTheMove) {
