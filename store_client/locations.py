@@ -71,7 +71,9 @@ class Locations:
         master: MasterIdentity,
         forgotten: int,
     ) -> None:
-        """Remember extents, one row for each chunk.
+        """Remember extents, one row for each chunk, and forget what was known of those that are not there.
+
+        What is known of other shards of a chunk is forgotten too when this one is another than it was.
 
         Args:
             namespace: of the chunks.
@@ -83,10 +85,11 @@ class Locations:
             forgotten: as it was when the master was asked. Where it has grown, the reply may be older than that.
         """
         count, replicas = extents.shape
-        if count > self._chunks_max:
-            return
         with self._lock:
             if forgotten != self.forgotten:
+                return
+            self._contradicted(namespace, shard, hashes, extents)
+            if count > self._chunks_max:
                 return
             if master != self._master or self._used + count > self._chunks_max:
                 self._empty()
@@ -99,14 +102,30 @@ class Locations:
             known = self._known.setdefault((namespace, shard), {})
             known.update((one, begin + row) for row, one in enumerate(_split(hashes)) if there[row])
 
+    def _contradicted(self, namespace: str, shard: int, hashes: bytes, extents: Records) -> None:
+        known = self._known.get((namespace, shard), {})
+        generations = extents["generation"][:, 0].tolist()
+        there = (extents["segment"][:, 0] != NO_SEGMENT).tolist()
+        changed = [
+            one
+            for one, is_there, generation in zip(_split(hashes), there, generations, strict=True)
+            if not is_there
+            or ((row := known.get(one)) is not None and self._extents["generation"][row, 0] != generation)
+        ]
+        if changed:
+            self._forget(namespace, changed)
+
     def forget(self, namespace: str, hashes: bytes) -> None:
         """These chunks may be elsewhere, or nowhere."""
         with self._lock:
             self.forgotten += 1
-            for (name, _), known in self._known.items():
-                if name == namespace:
-                    for one in _split(hashes):
-                        known.pop(one, None)
+            self._forget(namespace, _split(hashes))
+
+    def _forget(self, namespace: str, hashes: list[bytes]) -> None:
+        for (name, _), known in self._known.items():
+            if name == namespace:
+                for one in hashes:
+                    known.pop(one, None)
 
     def clear(self) -> None:
         """Forget everything."""

@@ -196,3 +196,38 @@ def test_a_place_that_fails_is_asked_for_again() -> None:
         client._core.locations.keep("a", 0, hash_, wrong, known[1], client._core.link.identity, 0)
         other.put("a", [hash_], [value]).require()
         assert client.get("a", [hash_])[0] == value
+
+
+@pytest.mark.parametrize("room", [4, 100])
+def test_what_is_not_there_any_more_is_forgotten(room: int) -> None:
+    table = Locations(room)
+    hashes = os.urandom(5 * 32)
+    table.keep("a", 0, hashes[:32], extents(7), 10.0, MASTER, 0)
+    table.keep("a", 1, hashes[:32], extents(8), 10.0, MASTER, 0)
+    found = extents(0, 1, 2, 3, 4)
+    found["segment"][0] = NO_SEGMENT
+    table.keep("a", 0, hashes, found, 10.0, MASTER, 0)
+    assert table.find("a", 0, hashes[:32], MASTER, 0.0) is None
+    assert table.find("a", 1, hashes[:32], MASTER, 0.0) is None
+
+
+def test_shards_of_two_versions_are_not_known_together() -> None:
+    table = Locations(100)
+    hashes = os.urandom(2 * 32)
+    for shard in (0, 1):
+        table.keep("a", shard, hashes, extents(1 + shard, 11 + shard), 10.0, MASTER, 0)
+    # The first chunk was put anew, the second is what it was.
+    table.keep("a", 0, hashes, extents(5, 11), 10.0, MASTER, 0)
+    assert table.find("a", 0, hashes, MASTER, 0.0) is not None
+    assert table.find("a", 1, hashes[:32], MASTER, 0.0) is None
+    assert table.find("a", 1, hashes[32:], MASTER, 0.0) is not None
+
+
+def test_a_miss_is_not_followed_by_bytes_of_before(client: StoreClient, shared_cluster: LocalCluster) -> None:
+    other = shared_cluster.client()
+    hash_, space = key("gone"), os.urandom(8).hex()
+    client.put(space, [hash_], [content(hash_, 100)]).require()
+    assert client.match_prefix(space, [hash_], lease=10) == 1
+    other.remove(space, [hash_])
+    assert client.get(space, [hash_, key("never there")], lease=1).outcomes == bytes([Outcome.MISS] * 2)
+    assert client.get(space, [hash_], lease=1).outcomes == bytes([Outcome.MISS])
