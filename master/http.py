@@ -91,6 +91,8 @@ class StatusPages:
             if (await reader.readline()).strip() == b"":
                 break
         self._silent.pop(task, None)
+        if writer.is_closing():  # it had to make room for another
+            return
         code, kind, text = self._page(words[0], words[1].partition("?")[0]) if len(words) == 3 else _NO_REQUEST
         body = text.encode()
         head = f"HTTP/1.1 {code}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"

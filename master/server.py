@@ -11,6 +11,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc.aio
+import uvloop
 
 from moonpool.address import Address, parse_address
 from moonpool.master.calls import Calls, methods
@@ -196,7 +197,7 @@ class Master:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._serve())
+            uvloop.run(self._serve())
         except BaseException as error:  # noqa: BLE001  # it ends the thread: whoever waits for it is told
             if self._started.done():
                 _log.exception("the master ended")
