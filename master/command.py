@@ -98,7 +98,8 @@ async def _serve(settings: MasterSettings, ready_fd: int | None) -> None:
 
 def _tell(server: MasterServer, ready_fd: int | None) -> None:
     pages = f", status on http://{server.http_address}/status" if server.http_address else ""
-    click.echo(f"moonpool master: serving on {server.address}{pages}")
+    doing = "serving" if server.role.core is not None else f"waiting ({server.role.leader or 'another one'} leads)"
+    click.echo(f"moonpool master: {doing} on {server.address}{pages}")
     if ready_fd is not None:
         try:
             with os.fdopen(ready_fd, "w", encoding="ascii") as ready:
