@@ -9,7 +9,6 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Any, Final
@@ -65,7 +64,6 @@ class MasterServer:
 
     Args:
         settings: checked.
-        make_store: opens nothing yet, and is called once for each turn.
 
     Attributes:
         address: where it serves, once started.
@@ -73,12 +71,11 @@ class MasterServer:
         role: whether it leads.
     """
 
-    def __init__(self, settings: MasterSettings, make_store: Callable[[str], MetadataStore] = open_store) -> None:
+    def __init__(self, settings: MasterSettings) -> None:
         self.settings = settings
         self.address = ""
         self.http_address = ""
         self.role = Role()
-        self._make_store = make_store
         self._calls = Calls(None if settings.secret is None else Verifier(settings.secret))
         self._server: grpc.aio.Server | None = None
         self._pages: StatusPages | None = None
@@ -111,7 +108,7 @@ class MasterServer:
 
     async def _start(self) -> None:
         settings = self.settings
-        self._store = self._make_store(settings.store)
+        self._store = open_store(settings.store)
         self._server = server = grpc.aio.server(
             options=_options(settings), maximum_concurrent_rpcs=_CALLS_MAX + 2 * settings.sessions_max
         )
@@ -168,7 +165,7 @@ class MasterServer:
                 await asyncio.to_thread(self._store.close)
             if not self._store.shared:
                 return
-            self._store = self._make_store(self.settings.store)
+            self._store = open_store(self.settings.store)
 
     async def _lead(self, store: MetadataStore) -> None:
         """Wait for a turn, and lead until it is over."""
