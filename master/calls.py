@@ -40,11 +40,13 @@ class Calls:
     Args:
         metrics: counts them.
         verifier: checks the proof of every call; None: there is no secret.
+        check: raises where no call is to be answered.
     """
 
-    def __init__(self, metrics: Metrics, verifier: auth.Verifier | None) -> None:
+    def __init__(self, metrics: Metrics, verifier: auth.Verifier | None, check: Callable[[], None]) -> None:
         self._metrics = metrics
         self._verifier = verifier
+        self._check = check
 
     def handlers(self, objects: list[object]) -> grpc.GenericRpcHandler:
         """Return the handlers of the whole service, from objects with a method for each call."""
@@ -103,10 +105,10 @@ class Calls:
         return make(call, None, None)
 
     def _admit(self, path: str, context: Any) -> None:
-        if self._verifier is None:
-            return
-        found = next((value for key, value in context.invocation_metadata() or () if key == auth.METADATA), None)
-        self._verifier.check(path, found)
+        if self._verifier is not None:
+            found = next((value for key, value in context.invocation_metadata() or () if key == auth.METADATA), None)
+            self._verifier.check(path, found)
+        self._check()
 
     async def _refuse(self, name: str, error: Exception, context: Any) -> None:
         if isinstance(error, grpc.aio.AbortError):

@@ -16,6 +16,7 @@ import click
 
 from moonpool.cli import check_descriptor
 from moonpool.errors import ConfigError
+from moonpool.master.errors import StoreLostError
 from moonpool.master.server import MasterServer
 from moonpool.master.settings import MasterSettings
 
@@ -25,6 +26,7 @@ _EXAMPLES = """\b
 Examples:
   moonpool master                                           for this host: 127.0.0.1:7600, moonpool.db in this folder
   moonpool master --store sqlite:/var/lib/moonpool/master.db --listen 0.0.0.0:7600 --secret @/etc/moonpool/secret
+  moonpool master --store etcd:10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379
   moonpool master --store memory --listen 127.0.0.1:0       forgets everything when it ends
   curl -s 127.0.0.1:7601/status
 
@@ -38,7 +40,7 @@ Every other setting (watermarks, leases, limits) comes from the environment or a
 @click.command(epilog=_EXAMPLES)
 @click.option("--listen", metavar="HOST:PORT", help="For nodes and clients.  [default: 127.0.0.1:7600]")
 @click.option("--http", metavar="HOST:PORT|none", help="For /healthz, /metrics, /status.  [default: 127.0.0.1:7601]")
-@click.option("--store", metavar="sqlite:PATH|memory", help="Where metadata is kept.  [default: sqlite:moonpool.db]")
+@click.option("--store", metavar="sqlite:PATH|etcd:HOST:PORT|memory", help="Where metadata is kept.  [default: sqlite:moonpool.db]")
 @click.option("--secret", metavar="TEXT|@FILE", help="Cluster secret; needed beyond loopback.")
 @click.option("--insecure", is_flag=True, default=None, help="Listen beyond loopback without secret and TLS.")
 @click.option("--tls-cert", metavar="FILE", help="Certificate, PEM. With --tls-key and --tls-ca: mutual TLS.")
@@ -80,15 +82,21 @@ async def _serve(settings: MasterSettings, ready_fd: int | None) -> None:
     server = MasterServer(settings)
     starting = asyncio.ensure_future(server.start())
     waiting = asyncio.ensure_future(end.wait())
+    lost: asyncio.Future[StoreLostError] | None = None
     try:
         # Taking a large store takes seconds, and must not make it deaf.
         await asyncio.wait((starting, waiting), return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             await starting
             _tell(server, ready_fd)
-            await waiting
+            lost = asyncio.ensure_future(server.lost())
+            await asyncio.wait((waiting, lost), return_when=asyncio.FIRST_COMPLETED)
+            if lost.done():
+                raise lost.result()
     finally:
         waiting.cancel()
+        if lost is not None:
+            lost.cancel()
         starting.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(starting, return_exceptions=True)

@@ -224,6 +224,16 @@ class Core:
         if self.closing.is_set():
             raise MasterClosedError("the master is being stopped", retryable=True, hint="another master, or later")
 
+    def check_leading(self) -> None:
+        """Raise MasterClosedError when another master may lead by now."""
+        if not self.store.leading:
+            raise MasterClosedError(
+                "the master cannot tell whether it still leads",
+                cause="etcd has not answered for as long as its lease is",
+                retryable=True,
+                hint="another master, or when etcd is back",
+            )
+
     # ---------------------------------------------------------------- space
 
     def freed(self) -> None:

@@ -16,7 +16,7 @@ from moonpool.address import Address, parse_address
 from moonpool.master.calls import Calls, methods
 from moonpool.master.chunks import ChunkCalls
 from moonpool.master.core import Core
-from moonpool.master.errors import ListenError, StartError
+from moonpool.master.errors import ListenError, StartError, StoreLostError
 from moonpool.master.http import StatusPages
 from moonpool.master.loops import start_loops
 from moonpool.master.membership import MembershipCalls
@@ -88,7 +88,7 @@ class MasterServer:
 
     async def _start(self) -> None:
         settings = self.settings
-        self._store = open_store(settings.store)
+        self._store = open_store(settings.store, settings)
         identity = await asyncio.to_thread(self._store.open)
         self._core = core = Core(settings, self._store, identity, methods())
         await asyncio.to_thread(core.restore)
@@ -97,7 +97,7 @@ class MasterServer:
         )
         verifier = None if settings.secret is None else Verifier(settings.secret)
         parts: list[object] = [ChunkCalls(core), MoveCalls(core), MembershipCalls(core), OverviewCalls(core)]
-        server.add_generic_rpc_handlers((Calls(core.metrics, verifier).handlers(parts),))
+        server.add_generic_rpc_handlers((Calls(core.metrics, verifier, core.check_leading).handlers(parts),))
         self.address = _bind(server, settings)
         start_loops(core)
         if settings.http is not None:
@@ -105,6 +105,14 @@ class MasterServer:
             self.http_address = await self._pages.start(settings.http)
         await server.start()
         _log.info("serving on %s, epoch %d, %d chunks", self.address, identity.epoch, core.restored_chunks)
+
+    async def lost(self) -> StoreLostError:
+        """Wait until another master has taken over the store, and return what is known of that. For most, for ever."""
+        lost = None if self._store is None else self._store.lost
+        if lost is None:
+            return await asyncio.get_running_loop().create_future()
+        # The store's own future is nobody's to cancel.
+        return await asyncio.shield(asyncio.wrap_future(lost))
 
     async def stop(self, grace: float = _GRACE_S) -> None:
         """Finish the calls that are under way, end streams, close the store.
@@ -208,7 +216,10 @@ class Master:
         self._end = asyncio.Event()
         await self._server.start()
         self._started.set_result(None)
-        await self._end.wait()
+        ends = [asyncio.ensure_future(self._end.wait()), asyncio.ensure_future(self._server.lost())]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for end in ends:
+            end.cancel()
         await self._server.stop()
 
     @property

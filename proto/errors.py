@@ -28,6 +28,7 @@ __all__ = [
     "SegmentLostError",
     "SegmentUnknownError",
     "SessionUnknownError",
+    "StoreLostError",
     "StoreUnavailableError",
     "TlsError",
     "UnsupportedError",
@@ -94,6 +95,12 @@ class StoreUnavailableError(RemoteError, OSError):
     default_code = "STORE"
 
 
+class StoreLostError(StoreUnavailableError):
+    """The metadata store is no longer this master's: another one leads. What came of the change is not known."""
+
+    default_code = "STORE_LOST"
+
+
 class UnsupportedError(RemoteError, NotImplementedError):
     """This version of the master does not do that."""
 
@@ -132,6 +139,8 @@ _SENT: Final[dict[type[RemoteError], grpc.StatusCode]] = {
     SegmentUnknownError: grpc.StatusCode.NOT_FOUND,
     SegmentLostError: grpc.StatusCode.FAILED_PRECONDITION,
     LimitError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    # Before the class that it is one of.
+    StoreLostError: grpc.StatusCode.UNAVAILABLE,
     StoreUnavailableError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     UnsupportedError: grpc.StatusCode.UNIMPLEMENTED,
     MasterClosedError: grpc.StatusCode.UNAVAILABLE,

@@ -21,6 +21,7 @@ from moonpool.proto.errors import (
     CallDeadlineError,
     MasterClosedError,
     MasterUnavailableError,
+    StoreLostError,
     TlsError,
     from_rpc_error,
 )
@@ -166,7 +167,7 @@ class MasterLink:
         if self._closed.is_set():
             return ClientClosedError("the client is closed")
         failure = from_rpc_error(error, f"{method} failed", self.address)
-        if isinstance(failure, (CallDeadlineError, MasterClosedError)):
+        if isinstance(failure, (CallDeadlineError, MasterClosedError, StoreLostError)):
             return MasterUnavailableError(
                 failure.message, peer=failure.peer, cause=failure.cause, retryable=True, hint=failure.hint
             )

@@ -9,6 +9,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final
 
+from moonpool.master.errors import StoreLostError
+
 __all__ = ["EPOCH_MAX", "Identity", "MetadataStore", "SegmentRow", "Writer"]
 
 #: The upper 24 bits of a generation hold the epoch.
@@ -72,7 +74,9 @@ class MetadataStore(ABC):
     """Keeps what a master must know after a restart: segments, namespaces, writers, and a record for each chunk.
 
     Everything that changes it returns a future, which is done when the change is durable, or has failed with
-    `StoreUnavailableError` and has changed nothing. Changes are carried out in the order in which they were asked for.
+    `StoreUnavailableError` and has changed nothing, or with `StoreLostError`, after which every other change fails with
+    that too and nobody knows what came of this one. Changes are carried out in the order in which they were asked for,
+    but changes of different slots by `apply` may become durable in any order, and one of many slots in parts.
     Thread-safe, but for `open` and `close`, which are called once each, by one thread.
     """
 
@@ -85,6 +89,19 @@ class MetadataStore(ABC):
             StoreDamagedError: it cannot be read.
             StoreUnavailableError: it cannot be made or written.
         """
+
+    @property
+    def leading(self) -> bool:
+        """Whether this process is the only one that can change the store, as far as can be known at this moment.
+
+        Where it is False another master may serve the pool by now, so this one answers nobody.
+        """
+        return True
+
+    @property
+    def lost(self) -> Future[StoreLostError] | None:
+        """Done when another process has taken the store over for good; None: that cannot be."""
+        return None
 
     @abstractmethod
     def segments(self) -> list[SegmentRow]:

@@ -19,6 +19,7 @@ SENT = [
     errors.SegmentUnknownError,
     errors.SegmentLostError,
     errors.LimitError,
+    errors.StoreLostError,
     errors.StoreUnavailableError,
     errors.UnsupportedError,
     errors.MasterClosedError,
