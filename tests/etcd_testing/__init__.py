@@ -5,25 +5,30 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import time
-from collections.abc import Sequence
+from array import array
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from moonpool.master.store import EtcdOptions
+from moonpool.master.store import EtcdOptions, MetadataStore
+from moonpool.master.store.packing import split_records
 from store_testing.certificates import Pair
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Cluster", "Etcd"]
+__all__ = ["SECONDS", "Cluster", "Etcd", "put", "read", "record", "slots"]
 
 SECONDS = 60.0
 # Shorter than etcd's own, so that elections in tests take less; a lease is granted for 1.5 elections at least.
@@ -183,11 +188,23 @@ class Cluster:
         for member in self.members:
             member.kill()
 
+    def restore(self, snapshot: Path, *more: str) -> None:
+        """Set the only member back to a snapshot."""
+        (member,) = self.members
+        member.kill()
+        shutil.rmtree(member.data)
+        command = ["etcdctl", "snapshot", "restore", str(snapshot), "--name", member.name, *more]
+        command += ["--data-dir", str(member.data), "--initial-cluster", f"{member.name}={member.peer_url}"]
+        command += ["--initial-advertise-peer-urls", member.peer_url]
+        subprocess.run(command, env=os.environ | {"ETCDCTL_API": "3"}, capture_output=True, timeout=SECONDS, check=True)
+        self.start()
+        self.await_ready()
+
     def leader(self) -> Etcd:
         """Return the member that leads now."""
         for number, member in enumerate(self.members):
-            fields = self.ctl("endpoint", "status", member=number).stdout.split(", ")
-            if fields[4] == "true":
+            status = json.loads(self.ctl("endpoint", "status", "-w", "json", member=number).stdout)[0]["Status"]
+            if status["leader"] == status["header"]["member_id"]:
                 return member
         raise AssertionError("nobody leads")
 
@@ -211,3 +228,24 @@ def _serves(member: Etcd) -> bool:
     except OSError:
         return False
     return True
+
+
+def slots(*numbers: int) -> bytes:
+    return array("I", numbers).tobytes()
+
+
+def record(text: bytes) -> bytes:
+    return struct.pack("<I", len(text)) + text
+
+
+def put(store: MetadataStore, content: Mapping[int, bytes]) -> Future[None]:
+    return store.apply(slots(*content), b"".join(map(record, content.values())), b"")
+
+
+def read(store: MetadataStore, page: int = 1000) -> dict[int, bytes]:
+    """Return the records of a store by their slots."""
+    found: dict[int, bytes] = {}
+    for numbers, records in store.load(page):
+        texts = [text[4:] for text in split_records(records)]
+        found.update(zip(memoryview(numbers).cast("I"), texts, strict=True))
+    return found
