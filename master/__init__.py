@@ -12,6 +12,7 @@ from moonpool.master.errors import (
     StartError,
     StoreBusyError,
     StoreDamagedError,
+    StoreLostError,
     StoreUnavailableError,
 )
 from moonpool.master.server import Master, MasterServer
@@ -26,5 +27,6 @@ __all__ = [
     "StartError",
     "StoreBusyError",
     "StoreDamagedError",
+    "StoreLostError",
     "StoreUnavailableError",
 ]

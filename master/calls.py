@@ -22,6 +22,7 @@ from moonpool.master.errors import (
     MasterClosedError,
     NotLeaderError,
     RemoteError,
+    StoreLostError,
     StoreUnavailableError,
 )
 from moonpool.master.metrics import Metrics
@@ -119,7 +120,7 @@ class Calls:
                 reply = await handler(request) if waits else handler(request)
                 serialised: bytes = reply.SerializeToString()
                 ended = time.monotonic()
-                if duty.over or ended >= duty.store.valid_until:
+                if duty.over or not duty.store.leading:
                     raise self._not_leading()
             except Exception as error:  # noqa: BLE001  # whatever it is, the caller gets an answer
                 await self._refuse(name, error, duty, context)
@@ -144,7 +145,7 @@ class Calls:
                 # Closed here and now, not when it is collected: a stream that ends lets go of its session.
                 async with contextlib.aclosing(handler(request)) as replies:
                     async for reply in replies:
-                        if duty.over or time.monotonic() >= duty.store.valid_until:
+                        if duty.over or not duty.store.leading:
                             raise self._not_leading()
                         await context.write(reply.SerializeToString())
             except Exception as error:  # noqa: BLE001  # whatever it is, the caller gets an answer
@@ -174,7 +175,10 @@ class Calls:
     async def _refuse(self, name: str, error: Exception, duty: Duty | None, context: Any) -> None:
         if isinstance(error, grpc.aio.AbortError):
             raise error
-        if duty is not None and duty.over and isinstance(error, (StoreUnavailableError, MasterClosedError)):
+        over = duty is not None and duty.over
+        if isinstance(error, StoreLostError) or (
+            over and isinstance(error, (StoreUnavailableError, MasterClosedError))
+        ):
             # What it met is that its time is over; the next leader knows what became of the call.
             error = self._not_leading()
         if isinstance(error, (ValueError, TypeError)) and not isinstance(error, MoonpoolError):

@@ -32,6 +32,7 @@ __all__ = [
     "StartError",
     "StoreBusyError",
     "StoreDamagedError",
+    "StoreLostError",
     "StoreUnavailableError",
     "UnsupportedError",
 ]
@@ -56,6 +57,12 @@ class StoreBusyError(MoonpoolError, BlockingIOError):
 
     #: Address of the master that has it open, as far as it is known.
     leader: str = ""
+
+
+class StoreLostError(StoreUnavailableError):
+    """The metadata store is no longer this master's: another one leads. What came of the change is not known."""
+
+    default_code = "STORE_LOST"
 
 
 class StoreDamagedError(MoonpoolError, OSError):

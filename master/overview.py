@@ -83,6 +83,8 @@ def health(core: Core) -> list[str]:
     wrong = [f"the loop {name!r} stands still: {core.supervisor.loops[name].error}" for name in core.supervisor.dead]
     if core.waiting_for_store:
         wrong.append(f"the store has not taken the removal of {core.waiting_for_store} chunks")
+    if not core.store.leading:
+        wrong.append("the store does not answer: it cannot tell whether it still leads")
     if core.closing.is_set():
         wrong.append("it is being stopped")
     return wrong

@@ -8,7 +8,6 @@ import contextlib
 import logging
 import socket
 import threading
-import time
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Any, Final
@@ -41,10 +40,8 @@ __all__ = ["Master", "MasterServer"]
 _log = logging.getLogger("moonpool.master")
 # Calls that are under way when it is stopped have so long.
 _GRACE_S: Final = 2.0
-# How long a master that waits for its turn goes without a look at whether it is stopped, and one that leads without a
-# look at whether it still does. Replies are refused from the moment on in which it does not.
+# How long a master that waits for its turn goes without a look at whether it is stopped.
 _TURN_S: Final = 1.0
-_LOOK_S: Final = 0.25
 # Before it tries again, when it was its turn and it could not lead.
 _AGAIN_S: Final = 1.0
 _START_S: Final = 600.0
@@ -108,7 +105,7 @@ class MasterServer:
 
     async def _start(self) -> None:
         settings = self.settings
-        self._store = open_store(settings.store)
+        self._store = open_store(settings.store, settings)
         self._server = server = grpc.aio.server(
             options=_options(settings), maximum_concurrent_rpcs=_CALLS_MAX + 2 * settings.sessions_max
         )
@@ -165,7 +162,7 @@ class MasterServer:
                 await asyncio.to_thread(self._store.close)
             if not self._store.shared:
                 return
-            self._store = open_store(self.settings.store)
+            self._store = open_store(self.settings.store, self.settings)
 
     async def _lead(self, store: MetadataStore) -> None:
         """Wait for a turn, and lead until it is over."""
@@ -204,11 +201,16 @@ class MasterServer:
         return None
 
     async def _until_over(self, store: MetadataStore) -> None:
-        while not self._closing.is_set() and (left := store.valid_until - time.monotonic()) > 0:
-            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):  # two classes before Python 3.11
-                await asyncio.wait_for(self._closing.wait(), min(left, _LOOK_S) if store.shared else None)
-        if not self._closing.is_set():
-            _log.error("this master leads no longer: the store was not kept")
+        stopped = asyncio.ensure_future(self._closing.wait())
+        ends: list[asyncio.Future[Any]] = [stopped]
+        if store.lost is not None:
+            # The store's own future is nobody's to cancel.
+            ends.append(asyncio.ensure_future(asyncio.shield(asyncio.wrap_future(store.lost))))
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for end in ends:
+                end.cancel()
 
     def _advertised(self) -> str:
         own = parse_address(self.address)

@@ -35,6 +35,14 @@ class MasterOptions(TypedDict, total=False):
     tls_ca: str | None
     cluster: str
     store: str
+    etcd_user: str | None
+    etcd_password: bytes | str | None
+    etcd_ca: str | None
+    etcd_cert: str | None
+    etcd_key: str | None
+    etcd_timeout: float | str
+    etcd_lease: float | str
+    etcd_upkeep: bool
     policy: str
     chunks_max: int
     high_watermark: float
@@ -96,7 +104,36 @@ class MasterSettings:
     cluster: str = setting("moonpool", "The name of the cluster, for people.")
     store: str = setting(
         "sqlite:moonpool.db",
-        "Where metadata is kept: sqlite:PATH, so that chunks are found again after a restart, or memory.",
+        "Where metadata is kept: sqlite:PATH or etcd:HOST:PORT,HOST:PORT/PREFIX, so that chunks are found again after a "
+        "restart, or memory. /PREFIX is /moonpool where it is left out, and every key begins with it and the cluster's "
+        "name.",
+    )
+    etcd_user: str | None = setting(None, "The user that etcd is asked as; none where it asks for none.")
+    etcd_password: bytes | None = setting(None, "The password of `etcd_user`.", secret=True)
+    etcd_ca: str | None = setting(
+        None, "PEM file with the authority that etcd's certificates come from; calls to it go over TLS then."
+    )
+    etcd_cert: str | None = setting(None, "PEM file with the certificate that is shown to etcd.")
+    etcd_key: str | None = setting(None, "PEM file with the key of `etcd_cert`, without a passphrase.")
+    etcd_timeout: float = setting(
+        1.0,
+        "How long a member of etcd has to answer before another one is asked.",
+        unit="seconds",
+        minimum=0.05,
+        maximum=60.0,
+    )
+    etcd_lease: float = setting(
+        3.0,
+        "How long a master may be silent before etcd lets another one lead: whole seconds, and no less than 1.5 "
+        "elections of etcd. After as long without etcd a master answers nobody until etcd is back.",
+        unit="seconds",
+        minimum=1.0,
+        maximum=600.0,
+    )
+    etcd_upkeep: bool = setting(
+        True,
+        "Throw away old revisions in etcd, make its files smaller and take back its alarm about space; false where "
+        "somebody else does, as where others keep things in the same etcd.",
     )
     policy: str = setting("prefix", "Which chunks go first when there is no room.", choices=("prefix", "s3fifo", "lru"))
     chunks_max: int = setting(

@@ -49,6 +49,8 @@ look() {
   need python3-dev python_headers
   if [[ $purpose == test ]]; then
     need libgtest-dev header gtest/gtest.h
+    need etcd-server etcd --version
+    need etcd-client etcdctl version
   elif [[ $purpose == fuzz ]]; then
     need clang clang++ --version
     need libclang-rt-dev fuzzer

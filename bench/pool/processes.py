@@ -87,8 +87,8 @@ class MasterProcess(Process):
 
 
 def store_in(kind: str, folder: str) -> str:
-    """Return where a master keeps metadata, as its option has it, by whether that is ``memory`` or ``sqlite``."""
-    return kind if kind == "memory" else f"sqlite:{folder}/master.db"
+    """Return where a master keeps metadata, as its option has it; in the folder where it is ``sqlite``."""
+    return f"sqlite:{folder}/master.db" if kind == "sqlite" else kind
 
 
 class EchoProcess(Process):

@@ -39,12 +39,12 @@ from moonpool.bench.pool.work import (
     MEMORIES,
     OPS,
     REPLICAS_MAX,
-    STORES,
     StoreOptions,
     StoreResult,
     StoreSweep,
     StoreWork,
     dram_needed,
+    store_kind,
 )
 from moonpool.errors import ConfigError, MoonpoolError
 from moonpool.units import format_bytes
@@ -115,7 +115,9 @@ _COMPARED: Final = ((4 << 10, 128), (1 << 20, 32), (16 << 20, 1))
     "--dram", type=Value("size", SIZE), help="What each of them lends.  [default: 2.5 times what a row puts there]"
 )
 @click.option(
-    "--store", type=click.Choice(STORES), help="Where the master that is started keeps metadata.  [default: memory]"
+    "--store",
+    type=Value("memory|sqlite|etcd:HOST:PORT", store_kind),
+    help="Where the master that is started keeps metadata.  [default: memory]",
 )
 @click.option(
     "--backends",

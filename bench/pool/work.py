@@ -30,6 +30,7 @@ __all__ = [
     "StoreWork",
     "dram_needed",
     "dram_needed_by",
+    "store_kind",
 ]
 
 OPS: Final = ("put", "get")
@@ -39,6 +40,17 @@ MEMORIES: Final = ("registered", "buffers")
 LOCATED: Final = ("asked", "known")
 STORES: Final = ("memory", "sqlite")
 REPLICAS_MAX: Final = 8
+
+
+def store_kind(text: str) -> str:
+    """Return where metadata is kept: one of `STORES`, or an etcd as the master's setting has it.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if text in STORES or text.startswith("etcd:"):
+        return text
+    raise ValueError(f"{text!r} is no store. One of {', '.join(STORES)}, etcd:HOST:PORT/PREFIX")
 
 
 @dataclass(frozen=True)

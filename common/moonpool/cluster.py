@@ -333,7 +333,8 @@ def local_cluster(
     Args:
         nodes: how many.
         dram: memory that each lends.
-        store: ``"memory"``, ``"sqlite"`` (in a folder that goes with the cluster), or ``"sqlite:PATH"``.
+        store: ``"memory"``, ``"sqlite"`` (in a folder that goes with the cluster), ``"sqlite:PATH"`` or
+            ``"etcd:HOST:PORT/PREFIX"``.
         master_options: settings of the master by name, such as ``{"put_deadline": "1s"}``.
         node_options: settings of the nodes by name.
 

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import ClassVar, Final
+
+from moonpool.master.errors import StoreLostError
 
 __all__ = ["EPOCH_MAX", "Identity", "MetadataStore", "SegmentRow", "Writer"]
 
@@ -73,7 +74,9 @@ class MetadataStore(ABC):
     """Keeps what a master must know after a restart: segments, namespaces, writers, and a record for each chunk.
 
     Everything that changes it returns a future, which is done when the change is durable, or has failed with
-    `StoreUnavailableError` and has changed nothing. Changes are carried out in the order in which they were asked for.
+    `StoreUnavailableError` and has changed nothing, or with `StoreLostError`, after which every other change fails with
+    that too and nobody knows what came of this one. Changes are carried out in the order in which they were asked for,
+    but changes of different slots by `apply` may become durable in any order, and one of many slots in parts.
     Thread-safe, but for `open`, `wait_for_turn` and `close`, which are called by one thread at a time.
     """
 
@@ -94,13 +97,21 @@ class MetadataStore(ABC):
         """
 
     def wait_for_turn(self, seconds: float) -> None:
-        """Of a shared one that was busy: follow what it holds, until it may be free, or for so long."""
+        """Of a shared one that was busy: wait until it may be free, or for so long."""
         raise NotImplementedError(f"{type(self).__name__} is not shared")
 
     @property
-    def valid_until(self) -> float:
-        """Until when nobody else can have it open, of `time.monotonic`. Moves on by itself while it can be kept."""
-        return math.inf
+    def leading(self) -> bool:
+        """Whether this process is the only one that can change the store, as far as can be known at this moment.
+
+        Where it is False another master may serve the pool by now, so this one answers nobody.
+        """
+        return True
+
+    @property
+    def lost(self) -> Future[StoreLostError] | None:
+        """Done when another process has taken the store over for good; None: that cannot be."""
+        return None
 
     @abstractmethod
     def segments(self) -> list[SegmentRow]:

@@ -19,7 +19,7 @@ import pytest
 
 from moonpool.errors import ConfigError
 from moonpool.master.errors import StoreBusyError, StoreDamagedError, StoreUnavailableError
-from moonpool.master.store import EmbeddedStore, MemoryStore, MetadataStore, SegmentRow, Writer, open_store
+from moonpool.master.store import EmbeddedStore, EtcdStore, MemoryStore, MetadataStore, SegmentRow, Writer, open_store
 
 SECONDS = 60.0
 Reopen = Callable[[], MetadataStore]
@@ -54,16 +54,20 @@ def row(segment: int, **more: object) -> SegmentRow:
     return SegmentRow(segment, f"node-{segment}", "host", "127.0.0.1:1", "pool", os.urandom(16), 1 << 30, **more)  # type: ignore[arg-type]
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "etcd"])
 def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Reopen]:
     """Opens the store, after closing it if it was open."""
-    memory = MemoryStore()
+    kind, memory = request.param, MemoryStore()
+    options = request.getfixturevalue("etcd_options")() if kind == "etcd" else None
     opened: list[MetadataStore] = []
 
     def reopen_() -> MetadataStore:
         if opened:
             opened[-1].close()
-        opened.append(memory if request.param == "memory" else EmbeddedStore(tmp_path / "master.db"))
+        if options is not None:
+            opened.append(EtcdStore(options))
+        else:
+            opened.append(memory if kind == "memory" else EmbeddedStore(tmp_path / "master.db"))
         return opened[-1]
 
     yield reopen_
@@ -160,7 +164,9 @@ def test_after_close_changes_fail(reopen: Reopen) -> None:
         store.apply(slots(1), record(b"late"), b"").result(SECONDS)
 
 
-@pytest.mark.parametrize("name", ["", "sqlite", "sqlite:", "memory:x", "etcd:localhost"])
+@pytest.mark.parametrize(
+    "name", ["", "sqlite", "sqlite:", "memory:x", "etcd", "etcd:", "etcd:localhost", "etcd:h:1/a b"]
+)
 def test_an_unknown_store_is_refused(name: str) -> None:
     with pytest.raises(ConfigError):
         open_store(name)

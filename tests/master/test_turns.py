@@ -14,6 +14,7 @@ from master_testing import call, eventually, hashes, stub
 from master_testing.shared import SharedPlace
 
 from moonpool.master import Master
+from moonpool.master.errors import StoreLostError
 from moonpool.node import StoreNode
 from moonpool.proto import pool_pb2 as pb
 from moonpool.proto.errors import MasterUnavailableError, NotLeaderError
@@ -102,11 +103,13 @@ def test_a_master_whose_store_was_taken_leads_no_longer(
     key = os.urandom(32)
     client.put("ns", [key], [b"before"]).require()
     with place.changed:
-        place.holder = None  # nobody is told
+        holder, place.holder = place.holder, None  # nobody is told
         channel, pool = stub(first.address)
         with channel, pytest.raises(NotLeaderError):
             call(pool.Exists, pb.ExistsRequest(namespace="ns", hashes=key))
         place.changed.notify_all()
+    assert holder is not None
+    holder.lost.set_result(StoreLostError("another master leads"))
     eventually(lambda: leads(first) or leads(second), "one of them leads")
     eventually(lambda: client.get("ns", [key])[0] == b"before", "the chunk is found again")
     assert old.closing.is_set()

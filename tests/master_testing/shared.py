@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 
-from moonpool.master.errors import StoreBusyError, StoreUnavailableError
+from moonpool.master.errors import StoreBusyError, StoreLostError
+from moonpool.master.settings import MasterSettings
 from moonpool.master.store import Identity, MemoryStore, MetadataStore, SegmentRow, Writer
 
 __all__ = ["SharedPlace"]
@@ -23,16 +23,18 @@ class SharedPlace:
         self.leader = ""
         self.changed = threading.Condition()
 
-    def store(self, name: str) -> MetadataStore:
+    def store(self, name: str, settings: MasterSettings) -> MetadataStore:
         """Stand in for `open_store`."""
-        assert name == "memory"
+        assert name == settings.store == "memory"
         return _SharedStore(self)
 
     def take_away(self) -> None:
         """As when the lease of the holder runs out. Nobody else has it yet."""
         with self.changed:
-            self.holder = None
+            holder, self.holder = self.holder, None
             self.changed.notify_all()
+        if holder is not None:
+            holder.lost.set_result(StoreLostError("another master may lead"))
 
 
 class _SharedStore(MetadataStore):
@@ -40,6 +42,7 @@ class _SharedStore(MetadataStore):
 
     def __init__(self, place: SharedPlace) -> None:
         self._place = place
+        self._lost: Future[StoreLostError] = Future()
 
     def open(self, address: str = "") -> Identity:
         place = self._place
@@ -56,8 +59,12 @@ class _SharedStore(MetadataStore):
             self._place.changed.wait_for(lambda: self._place.holder is None, seconds)
 
     @property
-    def valid_until(self) -> float:
-        return math.inf if self._place.holder is self else 0.0
+    def leading(self) -> bool:
+        return self._place.holder is self
+
+    @property
+    def lost(self) -> Future[StoreLostError]:
+        return self._lost
 
     def segments(self) -> list[SegmentRow]:
         return self._place.memory.segments()
@@ -103,5 +110,5 @@ class _SharedStore(MetadataStore):
         if self._place.holder is self:
             return None
         done: Future[None] = Future()
-        done.set_exception(StoreUnavailableError("another master has the store"))
+        done.set_exception(StoreLostError("another master has the store"))
         return done

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A store in etcd, fenced by the key of its leader."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from concurrent.futures import Future
+from typing import Any, Final, TypeVar
+
+from moonpool.master.errors import StoreBusyError, StoreDamagedError, StoreLostError, StoreUnavailableError
+from moonpool.master.store.base import Identity, MetadataStore, SegmentRow, Writer
+from moonpool.master.store.etcd.calls import Members, RefusedError, library
+from moonpool.master.store.etcd.layout import (
+    Layout,
+    end_of,
+    namespace_row,
+    number_of,
+    segment_row,
+    segment_value,
+    writer_row,
+)
+from moonpool.master.store.etcd.options import EtcdOptions
+from moonpool.master.store.etcd.owner import Change, Owner
+from moonpool.master.store.etcd.upkeep import Upkeep
+from moonpool.master.store.etcd.writing import Writing
+from moonpool.master.store.packing import split_records
+from moonpool.master.store.rows import Rows
+
+__all__ = ["EtcdOptions", "EtcdStore"]
+
+T = TypeVar("T")
+# Keys of one range. Their records may have kilobytes each.
+_PAGE_MAX: Final = 4096
+_READ_S: Final = 30.0
+# What waits when it is closed has so long.
+_CLOSE_S: Final = 10.0
+_SEGMENT_END: Final = (1 << 32) - 1
+
+
+class EtcdStore(MetadataStore):
+    """Keeps everything in an etcd, for as long as nobody else leads.
+
+    Changes of which parts have no answer stay under way until it is known what came of them, or that this master leads
+    no more: then they fail with `StoreLostError`, as does everything after them.
+
+    Args:
+        options: where it is.
+    """
+
+    shared = True
+
+    def __init__(self, options: EtcdOptions) -> None:
+        library()
+        options.credentials()
+        self._options = options
+        self._layout = Layout(options.root)
+        self._rows = Rows()
+        self._last_segment = 0
+        self._lost: Future[StoreLostError] = Future()
+        self._loop = asyncio.new_event_loop()
+        self._thread: threading.Thread | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._owner: Owner | None = None
+        self._members: Members | None = None
+        self._writing: Writing | None = None
+        self._upkeep: Upkeep | None = None
+
+    # ---------------------------------------------------------------- opening
+
+    def open(self, address: str = "") -> Identity:
+        """Connect, and lead; raises StoreBusyError where somebody else does, and can be called again then."""
+        if self._thread is None:
+            self._connect()
+        assert self._owner is not None
+        self._owner.address = address
+        try:
+            return self._call(self._lead())
+        except StoreBusyError:
+            raise
+        except BaseException:
+            self.close()
+            raise
+
+    def wait_for_turn(self, seconds: float) -> None:
+        """Wait until nobody leads, or for so long."""
+        assert self._owner is not None, "open() comes first"
+        self._call(self._owner.wait(seconds))
+
+    def _connect(self) -> None:
+        self._thread = threading.Thread(target=self._loop.run_forever, name="moonpool-store", daemon=True)
+        self._thread.start()
+        try:
+            self._call(self._make())
+        except BaseException:
+            self.close()
+            raise
+
+    async def _make(self) -> None:
+        self._members = Members(self._options)
+        self._owner = Owner(self._members, self._options, self._layout, self._lost.set_result)
+        self._upkeep = Upkeep(self._members, self._options.upkeep)
+        self._writing = Writing(self._owner, self._loop, self._upkeep.full)
+
+    async def _lead(self) -> Identity:
+        assert self._owner is not None
+        assert self._writing is not None
+        assert self._upkeep is not None
+        identity = await self._owner.campaign()
+        for work in (self._owner.keep(), self._writing.watch(), self._upkeep.work()):
+            self._tasks.append(self._loop.create_task(self._until_lost(work)))
+        found = await self._owner.read(self._layout.segment_last)
+        largest = max((row.segment for row in await self._segments()), default=0)
+        last = 0 if found is None else number_of(b"/" + found.value)
+        if not largest <= last < _SEGMENT_END:
+            # A number that is given twice would name memory of another node.
+            raise StoreDamagedError(
+                f"{self._layout.segment_last.decode()} does not say which segments there were", hint="another prefix"
+            )
+        self._last_segment = last
+        return identity
+
+    async def _until_lost(self, work: Coroutine[Any, Any, None]) -> None:
+        assert self._owner is not None
+        try:
+            await work
+        except StoreLostError:
+            return  # whoever has to know is told by the owner
+        except Exception as error:  # noqa: BLE001  # a fault of this program, after which nobody keeps the lease
+            self._owner.give_up(error)
+
+    @property
+    def leading(self) -> bool:
+        """Whether nobody else can have taken over by now."""
+        return self._owner is not None and self._owner.leads
+
+    @property
+    def lost(self) -> Future[StoreLostError]:
+        """Done when somebody else has."""
+        return self._lost
+
+    # ---------------------------------------------------------------- reading
+
+    def segments(self) -> list[SegmentRow]:
+        """Return every segment."""
+        return self._call(self._segments())
+
+    async def _segments(self) -> list[SegmentRow]:
+        return self._rows.segments([segment_row(key, value) async for key, value in self._all(self._layout.segments)])
+
+    def namespaces(self) -> dict[str, int]:
+        """Return the number of each namespace."""
+        rows = self._call(self._list(self._layout.namespaces))
+        return self._rows.namespaces(namespace_row(key, value) for key, value in rows)
+
+    def writers(self) -> list[Writer]:
+        """Return every writer."""
+        return self._rows.writers(writer_row(key, value) for key, value in self._call(self._list(self._layout.writers)))
+
+    def load(self, page: int) -> Iterator[tuple[bytes, bytes]]:
+        """Yield every record."""
+        pages = self._pages(self._layout.chunks, min(page, _PAGE_MAX))
+        stray: list[Change] = []
+        coming = self._begin(_next(pages))
+        while (found := coming.result()) is not None:
+            # The next one is on its way while the index takes this one.
+            coming = self._begin(_next(pages))
+            rows = [(number_of(key), value) for key, value in found]
+            stray += [(key, None) for (number, _), (key, _) in zip(rows, found, strict=True) if number < 0]
+            yield self._rows.chunks(rows)
+        self._rows.warn(self._layout.root.decode())
+        if stray:
+            self._submit(stray)
+
+    async def _list(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
+        return [pair async for pair in self._all(prefix)]
+
+    async def _all(self, prefix: bytes) -> AsyncIterator[tuple[bytes, bytes]]:
+        async for page in self._pages(prefix, _PAGE_MAX):
+            for pair in page:
+                yield pair
+
+    async def _pages(self, prefix: bytes, limit: int) -> AsyncIterator[list[tuple[bytes, bytes]]]:
+        """Yield keys with their values, all as of one moment."""
+        assert self._members is not None
+        after, end, revision = prefix, end_of(prefix), 0
+        while True:
+            request = self._members.rpc.RangeRequest(key=after, range_end=end, limit=limit, revision=revision)
+            try:
+                reply = await self._members.ask("Range", request, _READ_S)
+            except RefusedError as error:
+                if error.compacted and revision:
+                    # The moment is gone. Nobody has written since: only the leader does, after it has read.
+                    revision = 0
+                    continue
+                raise StoreUnavailableError(f"{prefix.decode()} cannot be read", cause=str(error)) from error
+            revision = revision or reply.header.revision
+            if reply.kvs:
+                yield [(pair.key, pair.value) for pair in reply.kvs]
+                after = reply.kvs[-1].key + b"\0"
+            if not reply.more:
+                return
+
+    # ---------------------------------------------------------------- writing
+
+    def apply(self, slots: bytes, records: bytes, deletes: bytes) -> Future[None]:
+        """Write and delete records."""
+        prefix = self._layout.chunks
+        numbers, texts = memoryview(slots).cast("I"), split_records(records)
+        if len(numbers) != len(texts):
+            raise ValueError(f"{len(numbers)} slots and {len(texts)} records")
+        changes: dict[bytes, bytes | None] = {
+            prefix + b"%08x" % slot: text for slot, text in zip(numbers, texts, strict=True)
+        }
+        for slot in memoryview(deletes).cast("I"):
+            changes[prefix + b"%08x" % slot] = None
+        return self._submit(list(changes.items()))
+
+    def new_segment(self) -> int:
+        """Return a number that no segment has ever had."""
+        return self._last_segment + 1
+
+    def put_segment(self, row: SegmentRow) -> Future[None]:
+        """Write a segment."""
+        self._last_segment = max(self._last_segment, row.segment)
+        last = (self._layout.segment_last, b"%08x" % self._last_segment)
+        return self._submit([(self._layout.segment(row.segment), segment_value(row)), last], alone=True)
+
+    def remove_segment(self, segment: int) -> Future[None]:
+        """Remove a segment."""
+        return self._submit([(self._layout.segment(segment), None)], alone=True)
+
+    def put_namespace(self, name: str, number: int) -> Future[None]:
+        """Name a namespace."""
+        return self._submit([(self._layout.namespace(number), name.encode())], alone=True)
+
+    def put_writer(self, writer: Writer) -> Future[None]:
+        """Remember a writer."""
+        return self._submit([(self._layout.writer(writer.session), writer.incarnation.hex().encode())], alone=True)
+
+    def remove_writers(self, sessions: list[bytes]) -> Future[None]:
+        """Forget writers."""
+        return self._submit([(self._layout.writer(session), None) for session in dict.fromkeys(sessions)])
+
+    def _submit(self, changes: list[Change], *, alone: bool = False) -> Future[None]:
+        assert self._writing is not None, "open() comes first"
+        return self._writing.submit(changes, alone=alone)
+
+    # ---------------------------------------------------------------- the rest
+
+    def stats(self) -> dict[str, int]:
+        """Return counters: those of every store, and what etcd met."""
+        assert self._members is not None
+        assert self._owner is not None
+        assert self._writing is not None
+        assert self._upkeep is not None
+        refused = {f"refused_{table}": count for table, count in self._rows.refused.items()}
+        met = {"unanswered": self._members.unanswered, "fences": self._owner.fences, **self._upkeep.stats()}
+        return {**self._writing.stats(), **refused, **met}
+
+    def close(self) -> None:
+        """Carry out what waits, let the next one lead, and close."""
+        if self._thread is None:
+            self._loop.close()
+            return
+        if self._writing is not None:
+            self._writing.stop_taking()
+        if not self._loop.is_closed():
+            self._call(self._end())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    async def _end(self) -> None:
+        if self._writing is not None:
+            await self._writing.drain(_CLOSE_S)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._owner is not None:
+            # Without it the next leader waits until the lease is over.
+            with contextlib.suppress(StoreUnavailableError, RefusedError, StoreDamagedError):
+                await self._owner.resign()
+        if self._members is not None:
+            self._members.close()
+        await self._loop.shutdown_asyncgens()
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._begin(work).result()
+
+
+async def _next(pages: AsyncIterator[T]) -> T | None:
+    return await anext(pages, None)
