@@ -171,6 +171,7 @@ class LocalCluster:
         *,
         dram: str,
         store: str,
+        masters: int,
         master_options: Mapping[str, str],
         node_options: Mapping[str, str],
     ) -> None:
@@ -180,15 +181,15 @@ class LocalCluster:
         self._store = f"sqlite:{self._folder.name}/master.db" if self._folder is not None else store
         self._master_options = master_options
         self._node_options = node_options
-        self._master: TiedProcess | None = None
-        self._address = ""
+        self._masters: list[TiedProcess | None] = [None] * masters
+        self._addresses = [""] * masters
         self._nodes: list[TiedProcess | None] = []
         self._clients: list[Any] = []
 
     @property
     def master(self) -> str:
-        """The address of the master."""
-        return self._address
+        """The address of the master, or of all of them with commas between."""
+        return ",".join(self._addresses)
 
     @property
     def client_options(self) -> dict[str, Any]:
@@ -208,46 +209,60 @@ class LocalCluster:
         """
         from moonpool.store_client import StoreClient
 
-        client = StoreClient(self._address, **{**self.client_options, **options})
+        client = StoreClient(self.master, **{**self.client_options, **options})
         self._clients.append(client)
         return client
 
-    def start_master(self) -> None:
-        """Start the master, where it was before if it was."""
-        deadline = time.monotonic() + (_RESTART_SECONDS if self._address else _START_SECONDS)
+    def start_master(self, index: int = 0) -> None:
+        """Start a master, where it was before if it was."""
+        address = self._addresses[index]
+        deadline = time.monotonic() + (_RESTART_SECONDS if address else _START_SECONDS)
         while True:
             # Known before it is ready, so that `close` finds it whatever comes in between.
-            process = self._master = TiedProcess(
-                "master",
-                tied_command("master", "--listen", self._address or "127.0.0.1:0", "--store", self._store),
+            process = self._masters[index] = TiedProcess(
+                "master" if len(self._masters) == 1 else f"master {index}",
+                tied_command("master", "--listen", address or "127.0.0.1:0", "--store", self._store),
                 self._environment("MASTER", {"http": "none", **self._master_options}),
             )
             try:
                 line = process.wait_ready(deadline)
             except ClusterError:
-                self._master = None
-                if not self._address or time.monotonic() > deadline - 1.0:
+                self._masters[index] = None
+                if not address or time.monotonic() > deadline - 1.0:
                     raise
                 continue
-            self._address = line.split()[-1]
+            self._addresses[index] = line.split()[-1]
             return
 
-    def kill_master(self) -> None:
+    def start_masters(self) -> None:
+        """Start every master, one after the other: the first one leads."""
+        for index in range(len(self._masters)):
+            self.start_master(index)
+
+    def kill_master(self, index: int = 0) -> None:
         """As ``kill -9``."""
-        if self._master is not None:
-            self._master.kill()
-            self._master = None
+        process = self._masters[index]
+        if process is not None:
+            process.kill()
+            self._masters[index] = None
 
-    def stop_master(self) -> None:
-        """Ask the master to end, and wait for it."""
-        if self._master is not None:
-            self._master.end()
-            self._master = None
+    def stop_master(self, index: int = 0) -> None:
+        """Ask a master to end, and wait for it."""
+        process = self._masters[index]
+        if process is not None:
+            process.end()
+            self._masters[index] = None
 
-    def restart_master(self) -> None:
+    def restart_master(self, index: int = 0) -> None:
         """As ``kill -9`` and a new start at the same address."""
-        self.kill_master()
-        self.start_master()
+        self.kill_master(index)
+        self.start_master(index)
+
+    def signal_master(self, index: int, number: int) -> None:
+        """Send a signal, such as SIGSTOP and SIGCONT."""
+        process = self._masters[index]
+        if process is not None:
+            process.popen.send_signal(number)
 
     def start_node(self, index: int | None = None) -> int:
         """Start one more node, or one that was killed. Returns its index."""
@@ -294,14 +309,16 @@ class LocalCluster:
             self.signal_node(index, signal.SIGTERM)
         for index in range(len(self._nodes)):
             self.stop_node(index)
-        self.stop_master()
+        for index in range(len(self._masters)):
+            self.signal_master(index, signal.SIGCONT)
+            self.stop_master(index)
         if self._folder is not None:
             self._folder.cleanup()
 
     def _begin_node(self, index: int) -> TiedProcess:
         process = self._nodes[index] = TiedProcess(
             f"node {index}",
-            tied_command("node", "--master", self._address, "--dram", self._dram),
+            tied_command("node", "--master", self.master, "--dram", self._dram),
             # Each stands for a host of its own, so that replicas go to different ones.
             self._environment("NODE", {"name": f"node-{index}", "host_id": f"host-{index}", **self._node_options}),
         )
@@ -320,10 +337,11 @@ def local_cluster(
     dram: str = "256MiB",
     store: str = "memory",
     *,
+    masters: int = 1,
     master_options: Mapping[str, str] | None = None,
     node_options: Mapping[str, str] | None = None,
 ) -> Iterator[LocalCluster]:
-    """Start a master and nodes on random ports of the loopback interface, and end them at the end.
+    """Start masters and nodes on random ports of the loopback interface, and end them at the end.
 
     ::
 
@@ -335,7 +353,8 @@ def local_cluster(
         dram: memory that each lends.
         store: ``"memory"``, ``"sqlite"`` (in a folder that goes with the cluster), ``"sqlite:PATH"`` or
             ``"etcd:HOST:PORT/PREFIX"``.
-        master_options: settings of the master by name, such as ``{"put_deadline": "1s"}``.
+        masters: how many; more than one need a store that they share, such as etcd.
+        master_options: settings of the masters by name, such as ``{"put_deadline": "1s"}``.
         node_options: settings of the nodes by name.
 
     Raises:
@@ -343,9 +362,15 @@ def local_cluster(
 
     The processes end with this one, also when it is killed.
     """
-    cluster = LocalCluster(dram=dram, store=store, master_options=master_options or {}, node_options=node_options or {})
+    cluster = LocalCluster(
+        dram=dram,
+        store=store,
+        masters=masters,
+        master_options=master_options or {},
+        node_options=node_options or {},
+    )
     try:
-        cluster.start_master()
+        cluster.start_masters()
         cluster.start_nodes(nodes)
         yield cluster
     finally:
