@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 from moonpool.master.errors import StoreBusyError, StoreDamagedError, StoreLostError, StoreUnavailableError
 from moonpool.master.store.base import Identity, MetadataStore, SegmentRow, Writer
 from moonpool.master.store.etcd.calls import Members, RefusedError, library
+from moonpool.master.store.etcd.follower import Follower
 from moonpool.master.store.etcd.layout import (
     Layout,
     end_of,
@@ -35,6 +36,8 @@ T = TypeVar("T")
 # Keys of one range. Their records may have kilobytes each.
 _PAGE_MAX: Final = 4096
 _READ_S: Final = 30.0
+# For the last changes of the leader before. Beyond it everything is read anew.
+_CATCH_UP_S: Final = 2.0
 # What waits when it is closed has so long.
 _CLOSE_S: Final = 10.0
 _SEGMENT_END: Final = (1 << 32) - 1
@@ -67,6 +70,9 @@ class EtcdStore(MetadataStore):
         self._members: Members | None = None
         self._writing: Writing | None = None
         self._upkeep: Upkeep | None = None
+        #: While another master leads.
+        self._follower: Follower | None = None
+        self._following: Future[None] | None = None
 
     # ---------------------------------------------------------------- opening
 
@@ -87,6 +93,10 @@ class EtcdStore(MetadataStore):
     def wait_for_turn(self, seconds: float) -> None:
         """Wait until nobody leads, or for so long."""
         assert self._owner is not None, "open() comes first"
+        assert self._members is not None
+        if self._follower is None:
+            self._follower = Follower(self._members, self._layout)
+            self._following = self._begin(self._follower.follow())
         self._call(self._owner.wait(seconds))
 
     def _connect(self) -> None:
@@ -161,18 +171,37 @@ class EtcdStore(MetadataStore):
 
     def load(self, page: int) -> Iterator[tuple[bytes, bytes]]:
         """Yield every record."""
-        pages = self._pages(self._layout.chunks, min(page, _PAGE_MAX))
         stray: list[Change] = []
-        coming = self._begin(_next(pages))
-        while (found := coming.result()) is not None:
-            # The next one is on its way while the index takes this one.
-            coming = self._begin(_next(pages))
+        for found in self._followed(page) or self._read(page):
             rows = [(number_of(key), value) for key, value in found]
             stray += [(key, None) for (number, _), (key, _) in zip(rows, found, strict=True) if number < 0]
             yield self._rows.chunks(rows)
         self._rows.warn(self._layout.root.decode())
         if stray:
             self._submit(stray)
+
+    def _followed(self, page: int) -> Iterator[list[tuple[bytes, bytes]]] | None:
+        """Return pages of what was followed while another one led; None: nothing was, or not up to now."""
+        follower, following = self._follower, self._following
+        if follower is None or following is None:
+            return None
+        assert self._owner is not None
+        # Nobody else can have written after this master's key, which is seen by the follower too.
+        records = self._call(follower.caught_up(self._owner.mark, _CATCH_UP_S))
+        following.cancel()
+        self._follower = self._following = None
+        if records is None:
+            return None
+        pairs = sorted(records.items())
+        return (pairs[first : first + page] for first in range(0, len(pairs), page))
+
+    def _read(self, page: int) -> Iterator[list[tuple[bytes, bytes]]]:
+        pages = self._pages(self._layout.chunks, min(page, _PAGE_MAX))
+        coming = self._begin(_next(pages))
+        while (found := coming.result()) is not None:
+            # The next one is on its way while the index takes this one.
+            coming = self._begin(_next(pages))
+            yield found
 
     async def _list(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
         return [pair async for pair in self._all(prefix)]
@@ -276,6 +305,8 @@ class EtcdStore(MetadataStore):
     async def _end(self) -> None:
         if self._writing is not None:
             await self._writing.drain(_CLOSE_S)
+        if self._following is not None:
+            self._following.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

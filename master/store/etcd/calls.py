@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import grpc
@@ -146,6 +146,7 @@ class _Member:
             "Defragment": upkeep.Defragment,
             "Authenticate": auth.Authenticate,
         }
+        self.watch = rpc.WatchStub(self.channel).Watch
 
 
 class Members:
@@ -243,6 +244,10 @@ class Members:
         """Ask another member from now on, if there is one."""
         if self._current == number:
             self._current = (number + 1) % len(self._members)
+
+    def watch(self, requests: Iterator[Any]) -> Any:
+        """Open a stream of changes from the member that answered last, as who asked it; not a coroutine."""
+        return self._members[self._current].watch(requests, metadata=self._token)
 
     @property
     def addresses(self) -> str:
