@@ -70,7 +70,7 @@ def _segment(core: Core, segment: Segment) -> pb.Segment:
         incarnation=row.incarnation,
         capacity_bytes=row.capacity_bytes,
         used_bytes=figures["used_bytes"],
-        chunks=figures["extents"],
+        chunks=figures["chunks"],
         state=segment.state,
         largest_free_bytes=figures["largest_free_bytes"],
         draining=core.drains.told(segment),
