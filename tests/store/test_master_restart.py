@@ -100,6 +100,8 @@ def test_a_call_opens_the_session_that_a_new_master_does_not_know(monkeypatch: p
             lambda: client.put("a", [key(2)], [b"x"], timeout=0.5),
             lambda: client.pin("a", [key(1)], timeout=0.5),
         ):
-            with pytest.raises(MasterUnavailableError, match="the session with the master was not open again") as caught:
+            with pytest.raises(
+                MasterUnavailableError, match="the session with the master was not open again"
+            ) as caught:
                 call()
             assert caught.value.retryable
