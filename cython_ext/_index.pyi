@@ -172,12 +172,20 @@ class ChunkIndex:
         """It and all that descend from it: (slots, how many are pinned and stay). What is still written stays too."""
 
     def evict(
-        self, want_bytes: int, now_ms: int, *, generations: bytes = b"", namespace: int = 0, hashes: bytes = b""
+        self,
+        want_bytes: int,
+        now_ms: int,
+        *,
+        generations: bytes = b"",
+        namespace: int = 0,
+        hashes: bytes = b"",
+        newest: int = ...,
     ) -> tuple[bytes, bytes, int]:
         """By the policy, until so many bytes are given up; chunks that are pinned, leased or parents are passed over.
 
         So are those with a shard whose generation lies in one of the ranges of `generations` (n x 16 bytes: u64 of the
-        first, u64 of the last; they do not overlap), and those of `namespace` that `hashes` names.
+        first, u64 of the last; they do not overlap), and those of `namespace` that `hashes` names. Where a chunk with a
+        later generation than `newest` would go next, the call ends.
         Only bytes in writable segments count, and only chunks that have some go. One call looks at 100,000 chunks at
         most; where more are to be passed over, the next call goes on.
         Returns (slots, their records of u32 namespace and 32 bytes of hash, bytes).

@@ -309,12 +309,14 @@ cdef class ChunkIndex:
         _check(outcome)
         return <bytes>slots, pinned
 
-    def evict(self, want_bytes, now_ms, *, bytes generations not None=b"", namespace=0, bytes hashes not None=b""):
+    def evict(self, want_bytes, now_ms, *, bytes generations not None=b"", namespace=0, bytes hashes not None=b"",
+              newest=0xffffffffffffffff):
         cdef uint64_t want = _u64(want_bytes, "want_bytes"), given = 0
         cdef Spared spared
         spared.count = len(generations) // 16
         spared.ranges = _each(generations, "generations", spared.count, 16)
         spared.hashes = _hashes(hashes, namespace)
+        spared.newest = _u64(newest, "newest")
         cdef int64_t now = _time(now_ms, "now_ms")
         cdef string slots, keys
         cdef Outcome outcome

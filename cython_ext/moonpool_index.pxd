@@ -80,6 +80,7 @@ cdef extern from "index.hpp" namespace "moonpool::index" nogil:
         const uint8_t *ranges
         size_t count
         Hashes hashes
+        uint64_t newest
 
     cdef cppclass SegmentStats:
         uint64_t capacity_bytes

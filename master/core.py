@@ -199,23 +199,19 @@ class Core:
         except (TimeoutError, asyncio.TimeoutError):  # two classes before Python 3.11
             return
 
-    async def evict(self, want_bytes: int, *, generations: bytes = b"", namespace: int = 0, hashes: bytes = b"") -> int:
-        """Evict by the policy, durably. Returns bytes that were given up; some may wait for leases.
+    async def evict(self, want_bytes: int, **spared: Any) -> int:
+        """Evict by the policy, durably, but what is spared. Returns bytes given up; some may wait for leases.
 
         Args:
             want_bytes: how many.
-            generations: ranges of those that stay, as `ChunkIndex.evict` takes them.
-            namespace: of `hashes`.
-            hashes: of chunks that stay.
+            spared: as `ChunkIndex.evict` takes it.
 
         Raises:
             StoreUnavailableError: what was evicted is gone, but its space is not free before the store works again.
         """
         if now_ms() < self.held_until_ms or not self.pins_known:
             return 0
-        slots, records, freed = self.index.evict(
-            want_bytes, now_ms(), generations=generations, namespace=namespace, hashes=hashes
-        )
+        slots, records, freed = self.index.evict(want_bytes, now_ms(), **spared)
         if slots:
             self.metrics.counts["evicted_bytes"] += freed
             self.events.add(Entry(pb.Event.EVICTED, records))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import struct
 from collections import deque
 from typing import Final
 
@@ -28,7 +27,6 @@ _EVICT_CHUNKS: Final = 4096
 _EVICT_STEPS: Final = 256
 # Of `put_begin`: a put that waits for room for the rest of a batch does so for as long, and writes before and after.
 _YOUNG: Final = 2
-_GENERATION_MAX: Final = (1 << 64) - 1
 
 
 def start_loops(core: Core) -> None:
@@ -102,7 +100,10 @@ class _Sweep:
 
 
 class _Evict:
-    """Evicts down to the low watermark, but nothing so young that the put may be under way that it came with."""
+    """Evicts down to the low watermark, but nothing so young that the put may be under way that it came with.
+
+    Where that would go next by the policy, puts that need room evict for themselves, and not what they have put.
+    """
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -115,14 +116,13 @@ class _Evict:
         rounds.append((now, core.index.stats()["generation"]))
         while len(rounds) > 1 and rounds[1][0] <= now - self._young_ms:
             rounds.popleft()
-        young = struct.pack("<QQ", rounds[0][1] + 1, _GENERATION_MAX)
         used, capacity, chunks = _used(core)
         if used <= settings.high_watermark * capacity:
             return
         for _ in range(_EVICT_STEPS):
             excess = used - round(settings.low_watermark * capacity)
             want = min(excess, _EVICT_CHUNKS * used // max(chunks, 1) + 1)
-            if excess <= 0 or not await core.evict(want, generations=young):
+            if excess <= 0 or not await core.evict(want, newest=rounds[0][1]):
                 return
             await asyncio.sleep(0)
             used, capacity, chunks = _used(core)

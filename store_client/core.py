@@ -101,7 +101,7 @@ class Core:
         self.engine = engine if engine is not None else _open_engine(settings)
         self.closed = threading.Event()
         self._pid = os.getpid()
-        #: Chunks of which this client has found every copy spoilt -> the generation that was. The last found at the end.
+        #: Chunks of which this client has found every copy spoilt -> which generation; the last found at the end.
         self._spoilt: OrderedDict[tuple[str, bytes], int] = OrderedDict()
         self._lock = threading.Lock()
         try:

@@ -252,12 +252,12 @@ class Serving:
             self._fail(error)
             return None
         for index in results.where(Outcome.FAILED):
-            error = results.errors[index]
-            if isinstance(error, NoSpaceError):
+            failed = results.errors[index]
+            if isinstance(failed, NoSpaceError):
                 # What happens in a pool that is full, or has just got a new master.
-                self._failure = error
+                self._failure = failed
                 with self._totals.lock:
                     self._totals.dropped += 1
             else:
-                self._fail(error)
+                self._fail(failed)
         return results

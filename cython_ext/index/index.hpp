@@ -111,11 +111,13 @@ struct MoveToCall {
   uint64_t bytes_max;
 };
 
-// What an eviction passes over: chunks with a shard of these generations, and chunks with these hashes.
+// What an eviction passes over: chunks with a shard of these generations, and chunks with these hashes. And it ends
+// where a chunk with a shard of a later generation than `newest` would go next.
 struct Spared {
   const uint8_t *ranges = nullptr;  // u64 first, u64 last; they do not overlap
   size_t count = 0;
   Hashes hashes{};
+  uint64_t newest = UINT64_MAX;
 };
 
 struct SegmentStats {

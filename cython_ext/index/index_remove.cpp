@@ -114,7 +114,8 @@ Outcome ChunkIndex::evict(uint64_t want, int64_t now, std::string *slots, std::s
     const Policy::MayGo may_go_now = [&](uint32_t slot) { return may_go(slot, now) && !is_spared(slot); };
     while (*bytes < want) {
       const uint32_t slot = policy_->victim(may_go_now, &looks);
-      if (slot == kNone) break;
+      const auto too_new = [&](uint64_t generation) { return generation > spared.newest; };
+      if (slot == kNone || any_generation(chunks_[slot], too_new)) break;
       try {
         slots->reserve(slots->size() + 4);
         keys->reserve(keys->size() + 4 + kHashBytes);

@@ -349,10 +349,14 @@ class Model:
                 self.lru.touch(oldest)
         return None
 
-    def evict(self, want: int, now: int, ranges: list[tuple[int, int]], kept: set[Key]) -> tuple[list[Chunk], int]:
+    def evict(
+        self, want: int, now: int, ranges: list[tuple[int, int]], kept: set[Key], newest: int
+    ) -> tuple[list[Chunk], int]:
         gone: list[Chunk] = []
         given = 0
         while given < want and (chunk := self.victim(now, ranges, kept)) is not None:
+            if self.has_generation(chunk, [(newest + 1, 2**64)]):
+                break
             given += self.writable_bytes(chunk)
             self.forget(chunk)
             gone.append(chunk)

@@ -445,14 +445,16 @@ class IndexAgainstModel(RuleBasedStateMachine):
         space=spaces,
         kept=st.lists(st.sampled_from(HASHES), max_size=2),
         bounds=st.lists(st.integers(0, 60), max_size=4, unique=True).map(sorted),
+        last=st.none() | st.integers(0, 60),
     )
-    def evict(self, want: int, space: int, kept: list[bytes], bounds: list[int]) -> None:
+    def evict(self, want: int, space: int, kept: list[bytes], bounds: list[int], last: int | None) -> None:
         ranges = [(self.generation(a), self.generation(b)) for a, b in zip(bounds[::2], bounds[1::2], strict=False)]
         packed = u64s(bound for range_ in reversed(ranges) for bound in range_)
+        newest = 2**64 - 1 if last is None else self.generation(last)
         slots, keys, given = self.index.evict(
-            want, self.now, generations=packed, namespace=space, hashes=b"".join(kept)
+            want, self.now, generations=packed, namespace=space, hashes=b"".join(kept), newest=newest
         )
-        chunks, expected = self.model.evict(want, self.now, ranges, {(space, name) for name in kept})
+        chunks, expected = self.model.evict(want, self.now, ranges, {(space, name) for name in kept}, newest)
         assert unpack_u32s(slots) == [chunk.slot for chunk in chunks]
         assert unpack_keys(keys) == [chunk.key for chunk in chunks]
         assert given == expected
