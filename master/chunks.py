@@ -18,7 +18,8 @@ from moonpool.proto import pool_pb2 as pb
 __all__ = ["ChunkCalls"]
 
 _REPLICAS_MAX: Final = 8
-_SPARED_MAX: Final = 4096 * 16
+_RANGE_BYTES: Final = 16
+_SPARED_MAX: Final = 4096 * _RANGE_BYTES
 # How long a removal waits for those who may hold pins, in seconds. A caller gives up after a few more.
 _PINS_WAIT: Final = 1.0
 # The owner of no session.
@@ -46,8 +47,10 @@ class ChunkCalls:
         count = self._count(request.hashes)
         sized("lengths", request.lengths, 8, 8 * count)
         sized("parents", request.parents, 0, HASH_BYTES, HASH_BYTES * count)
-        if len(request.spared) > _SPARED_MAX:
-            raise InvalidRequestError(f"spared has {len(request.spared)} bytes", hint=f"{_SPARED_MAX} at most")
+        if len(request.spared) > _SPARED_MAX or len(request.spared) % _RANGE_BYTES:
+            raise InvalidRequestError(
+                f"spared has {len(request.spared)} bytes", hint=f"{_RANGE_BYTES} each, {_SPARED_MAX} at most"
+            )
         if request.replicas > _REPLICAS_MAX:
             raise InvalidRequestError(f"{request.replicas} replicas", hint=f"{_REPLICAS_MAX} at most")
         shards_max = core.settings.shards_max

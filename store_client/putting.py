@@ -65,8 +65,9 @@ class PutRequest:
     outcomes: npt.NDArray[np.uint8] = field(init=False)
     copies: npt.NDArray[np.uint8] = field(init=False)
     errors: dict[int, MoonpoolError] = field(default_factory=dict)
-    #: Generations of what is there by now: nothing of it is evicted for the rest.
-    spared: npt.NDArray[np.uint64] = field(default_factory=lambda: NO_RANGES)
+    #: Generations of what is there by now, those of the last call to the master apart.
+    ranges: npt.NDArray[np.uint64] = field(default_factory=lambda: NO_RANGES)
+    found: list[npt.NDArray[np.uint64]] = field(default_factory=list)
     #: Once a chunk has found no room: the seconds after which the master says to try again. The rest waits for none.
     no_room: float | None = None
 
@@ -88,6 +89,13 @@ class PutRequest:
             # Only in one piece can a chain be told by its first parent.
             self.parents = self.parents + self.hashes[:-HASH_BYTES]
         return some_hashes(self.parents, items)
+
+    def spared(self) -> bytes:
+        """Return the generations of what is there by now, as PutStart takes them: it is not evicted for the rest."""
+        if self.found:
+            self.ranges = ranges_with(self.ranges, np.concatenate(self.found))
+            self.found.clear()
+        return self.ranges.astype("<u8").tobytes()
 
     def fail(self, item: int, error: MoonpoolError) -> None:
         """This chunk has failed for good."""
@@ -160,7 +168,7 @@ class _Piecewise:
         granted = statuses == pb.OK
         extents = extents_of(reply.extents, len(rows), max(1, reply.replicas))
         there = granted | (statuses == pb.ALREADY)
-        self._request.spared = ranges_with(self._request.spared, extents["generation"][there].max(axis=1))
+        self._request.found.append(extents["generation"][there].max(axis=1))
         done = np.zeros(len(rows), dtype=np.bool_)
         if granted.any():
             # After begin_ms the master may have this client fenced, and its engine would go on over a new connection.
@@ -194,7 +202,7 @@ class _Piecewise:
             replicas=request.replicas,
             avoid=avoid,
             wait_ms=int(wait * 1000),
-            spared=request.spared.astype("<u8").tobytes(),
+            spared=request.spared(),
         )
         return self._core.call("PutStart", message, request.deadline)
 
