@@ -11,8 +11,8 @@ from libcpp.string cimport string
 from libcpp.vector cimport vector
 
 from moonpool_index cimport (Hashes, IndexStats, MoveOutCall, MoveToCall, Native, Outcome, SegmentStats, Spared,
-                             StartCall, kEpochMax, kExtentBytes, kHashBytes, kHeaderBytes, kLeafBytes, kMoveBytes, kNone,
-                             kReplicasMax, kShardsMax, kUnit, kUnitsMax, its_extent_bytes, string_view)
+                             StartCall, kEpochMax, kExtentBytes, kHashBytes, kHeaderBytes, kLeafBytes, kMoveBytes,
+                             kNone, kReplicasMax, kShardsMax, kUnit, kUnitsMax, its_extent_bytes, string_view)
 
 HASH_BYTES = kHashBytes
 EXTENT_BYTES = kExtentBytes

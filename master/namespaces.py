@@ -103,6 +103,8 @@ class Namespaces:
             return  # there may be a record of one, and no chunk
         used = set(memoryview(core.index.namespaces()).cast("I"))
         gone = {name: no for name, no in self.numbers.items() if no not in used and name not in self._putting}
+        if not gone:
+            return
         for name in gone:
             del self.numbers[name]
         try:
