@@ -90,7 +90,8 @@ class ChunkIndex:
         `host`: preferred for the first replica; 0: no preference. The same owner that starts what it is already
         writing is told WRITING. Where there are enough hosts but not enough room on them, it is NO_SPACE too.
         A chunk that has lost all extents of this shard is written anew, in its slot.
-        What is ALREADY there is touched when the first shard is put, unless a lease on it is running.
+        What is ALREADY there is touched when the first shard is put, unless a lease on it is running; in the place of
+        its first extent is its generation, without a segment.
         """
 
     def commit(
@@ -161,15 +162,30 @@ class ChunkIndex:
         """How many it held; 0: there is no such pin. A chunk that it held and that was lost is not counted."""
 
     # ---- removal: gone at once for every call; the space is given out again after `reclaim` and the last lease
-    def remove(self, namespace: int, hashes: bytes) -> tuple[bytes, bytes]:
-        """(statuses, slots: u32 each of those that are OK). IN_USE: pinned."""
+    def remove(self, namespace: int, hashes: bytes, generations: bytes | None = None) -> tuple[bytes, bytes]:
+        """(statuses, slots: u32 each of those that are OK). IN_USE: pinned.
+
+        With `generations` (n x u64) only a chunk of which a shard has its generation goes; another is NOT_FOUND.
+        """
 
     def remove_prefix(self, namespace: int, hash: bytes) -> tuple[bytes, int]:
         """It and all that descend from it: (slots, how many are pinned and stay). What is still written stays too."""
 
-    def evict(self, want_bytes: int, now_ms: int) -> tuple[bytes, bytes, int]:
+    def evict(
+        self,
+        want_bytes: int,
+        now_ms: int,
+        *,
+        generations: bytes = b"",
+        namespace: int = 0,
+        hashes: bytes = b"",
+        newest: int = ...,
+    ) -> tuple[bytes, bytes, int]:
         """By the policy, until so many bytes are given up; chunks that are pinned, leased or parents are passed over.
 
+        So are those with a shard whose generation lies in one of the ranges of `generations` (n x 16 bytes: u64 of the
+        first, u64 of the last; they do not overlap), and those of `namespace` that `hashes` names. Where a chunk with a
+        later generation than `newest` would go next, the call ends.
         Only bytes in writable segments count, and only chunks that have some go. One call looks at 100,000 chunks at
         most; where more are to be passed over, the next call goes on.
         Returns (slots, their records of u32 namespace and 32 bytes of hash, bytes).
@@ -264,9 +280,10 @@ class ChunkIndex:
 
     # ---- state
     def segment_stats(self, segment: int) -> dict[str, int]:
-        """capacity_bytes, used_bytes, waiting_bytes, largest_free_bytes, extents, free_pieces.
+        """capacity_bytes, used_bytes, waiting_bytes, largest_free_bytes, extents, chunks, free_pieces.
 
-        `used_bytes` belong to chunks or puts, `waiting_bytes` to nobody any more, but they are not free yet.
+        Of the `extents`, `chunks` are those of shards that are committed, and not given up. `used_bytes` belong to
+        chunks or puts, `waiting_bytes` to nobody any more, but they are not free yet.
         """
 
     def stats(self) -> dict[str, Any]:
@@ -274,9 +291,12 @@ class ChunkIndex:
 
         chunks (with a committed shard), chunks_max (the bound also of those that are written or wait for `reclaim`),
         writing (shards), moving (replicas, until the move is over), pinned (times), leased_until_ms (the longest lease
-        ever given), evicted, refused_records, policy, memory_bytes; of writable segments: capacity_bytes = used_bytes +
-        condemned_bytes + free_bytes.
+        ever given), generation (the last one given), evicted, refused_records, policy, memory_bytes; of writable
+        segments: capacity_bytes = used_bytes + condemned_bytes + free_bytes.
         """
+
+    def namespaces(self) -> bytes:
+        """The numbers (u32) of the namespaces that have a chunk, also one that is written or waits for `reclaim`."""
 
     def check(self) -> str:
         """What contradicts itself in the index, or an empty string. For tests: it looks at everything."""

@@ -10,9 +10,9 @@ from libcpp.memory cimport unique_ptr
 from libcpp.string cimport string
 from libcpp.vector cimport vector
 
-from moonpool_index cimport (Hashes, IndexStats, MoveOutCall, MoveToCall, Native, Outcome, SegmentStats, StartCall,
-                             kEpochMax, kExtentBytes, kHashBytes, kHeaderBytes, kLeafBytes, kMoveBytes, kNone,
-                             kReplicasMax, kShardsMax, kUnit, kUnitsMax, its_extent_bytes, string_view)
+from moonpool_index cimport (Hashes, IndexStats, MoveOutCall, MoveToCall, Native, Outcome, SegmentStats, Spared,
+                             StartCall, kEpochMax, kExtentBytes, kHashBytes, kHeaderBytes, kLeafBytes, kMoveBytes,
+                             kNone, kReplicasMax, kShardsMax, kUnit, kUnitsMax, its_extent_bytes, string_view)
 
 HASH_BYTES = kHashBytes
 EXTENT_BYTES = kExtentBytes
@@ -284,14 +284,17 @@ cdef class ChunkIndex:
 
     # ---- removal
 
-    def remove(self, namespace, bytes hashes not None):
+    def remove(self, namespace, bytes hashes not None, bytes generations=None):
         cdef Hashes batch = _hashes(hashes, namespace)
+        cdef const uint8_t *generations_at = NULL
+        if generations is not None:
+            generations_at = _each(generations, "generations", batch.count, 8)
         cdef bytes statuses = _new(batch.count)
         cdef uint8_t *statuses_at = _room(statuses)
         cdef string slots
         cdef Outcome outcome
         with nogil:
-            outcome = self._index.get().remove(batch, statuses_at, &slots)
+            outcome = self._index.get().remove(batch, statuses_at, &slots, generations_at)
         _check(outcome)
         return statuses, <bytes>slots
 
@@ -306,13 +309,19 @@ cdef class ChunkIndex:
         _check(outcome)
         return <bytes>slots, pinned
 
-    def evict(self, want_bytes, now_ms):
+    def evict(self, want_bytes, now_ms, *, bytes generations not None=b"", namespace=0, bytes hashes not None=b"",
+              newest=0xffffffffffffffff):
         cdef uint64_t want = _u64(want_bytes, "want_bytes"), given = 0
+        cdef Spared spared
+        spared.count = len(generations) // 16
+        spared.ranges = _each(generations, "generations", spared.count, 16)
+        spared.hashes = _hashes(hashes, namespace)
+        spared.newest = _u64(newest, "newest")
         cdef int64_t now = _time(now_ms, "now_ms")
         cdef string slots, keys
         cdef Outcome outcome
         with nogil:
-            outcome = self._index.get().evict(want, now, &slots, &keys, &given)
+            outcome = self._index.get().evict(want, now, &slots, &keys, &given, spared)
         _check(outcome)
         return <bytes>slots, <bytes>keys, given
 
@@ -425,6 +434,7 @@ cdef class ChunkIndex:
             "waiting_bytes": stats.waiting_bytes,
             "largest_free_bytes": stats.largest_free_bytes,
             "extents": stats.extents,
+            "chunks": stats.chunks,
             "free_pieces": stats.free_pieces,
         }
 
@@ -448,8 +458,17 @@ cdef class ChunkIndex:
             "memory_bytes": stats.memory_bytes,
             "evicted": stats.evicted,
             "refused_records": stats.refused_records,
+            "generation": stats.generation,
             "policy": self._policy,
         }
+
+    def namespaces(self):
+        cdef string numbers
+        cdef Outcome outcome
+        with nogil:
+            outcome = self._index.get().namespaces(&numbers)
+        _check(outcome)
+        return <bytes>numbers
 
     def check(self):
         cdef string wrong

@@ -76,12 +76,19 @@ cdef extern from "index.hpp" namespace "moonpool::index" nogil:
         uint32_t count_max
         uint64_t bytes_max
 
+    cdef cppclass Spared:
+        const uint8_t *ranges
+        size_t count
+        Hashes hashes
+        uint64_t newest
+
     cdef cppclass SegmentStats:
         uint64_t capacity_bytes
         uint64_t used_bytes
         uint64_t waiting_bytes
         uint64_t largest_free_bytes
         uint64_t extents
+        uint64_t chunks
         uint64_t free_pieces
 
     cdef cppclass IndexStats:
@@ -97,6 +104,7 @@ cdef extern from "index.hpp" namespace "moonpool::index" nogil:
         uint64_t memory_bytes
         uint64_t evicted
         uint64_t refused_records
+        uint64_t generation
         int64_t leased_until_ms
 
     cdef cppclass Native "moonpool::index::ChunkIndex":
@@ -123,9 +131,9 @@ cdef extern from "index.hpp" namespace "moonpool::index" nogil:
         Outcome locate(Hashes, uint32_t, int64_t, int64_t, uint8_t *, string *, uint32_t *)
         Outcome pin(uint32_t, uint64_t, Hashes, uint8_t *)
         Outcome unpin(uint32_t, uint64_t, size_t *)
-        Outcome remove(Hashes, uint8_t *, string *)
+        Outcome remove(Hashes, uint8_t *, string *, const uint8_t *)
         Outcome remove_prefix(uint32_t, const uint8_t *, string *, size_t *)
-        Outcome evict(uint64_t, int64_t, string *, string *, uint64_t *)
+        Outcome evict(uint64_t, int64_t, string *, string *, uint64_t *, const Spared &)
         Outcome reclaim(const uint8_t *, size_t, int64_t, uint64_t *)
         Outcome move_out(const MoveOutCall &, string *, uint32_t *, uint64_t *)
         Outcome move_to(const MoveToCall &, uint8_t *, string *)
@@ -134,4 +142,5 @@ cdef extern from "index.hpp" namespace "moonpool::index" nogil:
         Outcome abort_moves(const uint8_t *, size_t, uint64_t *)
         Outcome restore(const uint8_t *, size_t, const uint8_t *, size_t, size_t *)
         Outcome stats(IndexStats *)
+        Outcome namespaces(string *)
         Outcome check(string *)

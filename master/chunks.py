@@ -18,6 +18,8 @@ from moonpool.proto import pool_pb2 as pb
 __all__ = ["ChunkCalls"]
 
 _REPLICAS_MAX: Final = 8
+_RANGE_BYTES: Final = 16
+_SPARED_MAX: Final = 4096 * _RANGE_BYTES
 # How long a removal waits for those who may hold pins, in seconds. A caller gives up after a few more.
 _PINS_WAIT: Final = 1.0
 # The owner of no session.
@@ -45,6 +47,10 @@ class ChunkCalls:
         count = self._count(request.hashes)
         sized("lengths", request.lengths, 8, 8 * count)
         sized("parents", request.parents, 0, HASH_BYTES, HASH_BYTES * count)
+        if len(request.spared) > _SPARED_MAX or len(request.spared) % _RANGE_BYTES:
+            raise InvalidRequestError(
+                f"spared has {len(request.spared)} bytes", hint=f"{_RANGE_BYTES} each, {_SPARED_MAX} at most"
+            )
         if request.replicas > _REPLICAS_MAX:
             raise InvalidRequestError(f"{request.replicas} replicas", hint=f"{_REPLICAS_MAX} at most")
         shards_max = core.settings.shards_max
@@ -52,10 +58,10 @@ class ChunkCalls:
             raise InvalidRequestError(
                 f"chunks of {request.shards} shards", hint=f"at most {shards_max}: shards_max of the master"
             )
-        namespace = await core.name_namespace(request.namespace)
-        return await core.replays.once_later(
-            session, request.request, lambda: Put(core, session, namespace, request).run()
-        )
+        async with core.namespaces.put_into(request.namespace) as namespace:
+            return await core.replays.once_later(
+                session, request.request, lambda: Put(core, session, namespace, request).run()
+            )
 
     async def PutCommit(self, request: pb.PutCommitRequest) -> pb.ItemsReply:
         """Make chunks visible, after they are durable."""
@@ -160,7 +166,7 @@ class ChunkCalls:
     async def Remove(self, request: pb.RemoveRequest) -> pb.ItemsReply:
         """Remove chunks."""
         core = self._core
-        self._count(request.hashes)
+        sized("generations", request.generations, 0, 8 * self._count(request.hashes))
         if not await core.wait_for_pins(_PINS_WAIT):
             return self._perhaps_pinned(request)
         if not request.session:
@@ -181,7 +187,7 @@ class ChunkCalls:
         # What is said to be gone has to be gone after a restart too, whoever has removed it.
         await core.delete_again()
         namespace = core.namespace(request.namespace)
-        statuses, slots = core.index.remove(namespace, request.hashes)
+        statuses, slots = core.index.remove(namespace, request.hashes, request.generations or None)
         if slots:
             number = namespace.to_bytes(4, "little")
             core.events.add(

@@ -18,8 +18,6 @@ from moonpool.master.clock import granted_ms, now_ms
 from moonpool.master.copies import Copies
 from moonpool.master.drains import Drains
 from moonpool.master.errors import (
-    InvalidRequestError,
-    LimitError,
     MasterClosedError,
     StoreDamagedError,
     StoreUnavailableError,
@@ -27,6 +25,7 @@ from moonpool.master.errors import (
 from moonpool.master.events import Entry, Events
 from moonpool.master.fences import Fences
 from moonpool.master.metrics import Metrics
+from moonpool.master.namespaces import Namespaces
 from moonpool.master.probes import Probes
 from moonpool.master.replays import Replays
 from moonpool.master.segments import Segment, Segments
@@ -39,7 +38,6 @@ from moonpool.proto import pool_pb2 as pb
 __all__ = ["Core", "granted_ms", "now_ms"]
 
 _log = logging.getLogger("moonpool.master")
-_NAMESPACE_MAX: Final = 255
 _HOSTS_MAX: Final = 1 << 16
 T = TypeVar("T")
 
@@ -66,9 +64,8 @@ class Core:
             epoch=identity.epoch,
             seed=int.from_bytes(os.urandom(8), "little"),
         )
-        self.namespaces = store.namespaces()
-        self._namespace_names = {number: name for name, number in self.namespaces.items()}
-        self.events = Events(settings.events_max, lambda number: self._namespace_names.get(number, ""))
+        self.namespaces = Namespaces(self)
+        self.events = Events(settings.events_max, self.namespaces.name_of)
         self.metrics = Metrics(methods)
         self.sessions = Sessions(settings.sessions_max)
         self.segments = Segments(self.index, store, self.events)
@@ -98,7 +95,6 @@ class Core:
         self._unpublished: list[bytes] = []
         self._hosts: dict[str, int] = {}
         self._space = asyncio.Event()
-        self._naming: dict[str, asyncio.Future[int]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
     # ---------------------------------------------------------------- restart
@@ -160,42 +156,7 @@ class Core:
 
     def namespace(self, name: str) -> int:
         """Return the number of a namespace; 0, which no chunk has, for one that nobody has put into."""
-        return self.namespaces.get(name, 0)
-
-    async def name_namespace(self, name: str) -> int:
-        """Return the number of a namespace, a new one if need be, which is durable then.
-
-        Raises:
-            InvalidRequestError: it is no name.
-            LimitError: there are too many.
-            StoreUnavailableError: it could not be kept.
-        """
-        known = self.namespaces.get(name)
-        if known is not None:
-            return known
-        if not name or len(name.encode()) > _NAMESPACE_MAX:
-            raise InvalidRequestError(f"a namespace of {len(name.encode())} bytes", hint=f"1 to {_NAMESPACE_MAX} bytes")
-        if len(self._namespace_names) >= self.settings.namespaces_max:
-            raise LimitError(
-                f"there are {len(self.namespaces)} namespaces already", hint="namespaces_max of the master"
-            )
-        naming = self._naming.get(name)
-        if naming is None:
-            # Several may ask for it at once, and it has one number.
-            naming = self._naming[name] = asyncio.ensure_future(self._name_namespace(name))
-            naming.add_done_callback(lambda _: self._naming.pop(name))
-        return await asyncio.shield(naming)
-
-    async def _name_namespace(self, name: str) -> int:
-        number = max(self._namespace_names, default=0) + 1
-        self._namespace_names[number] = name
-        try:
-            await self.durable(self.store.put_namespace(name, number))
-        except StoreUnavailableError:
-            del self._namespace_names[number]
-            raise
-        self.namespaces[name] = number
-        return number
+        return self.namespaces.numbers.get(name, 0)
 
     @staticmethod
     async def durable(done: Future[None]) -> None:
@@ -238,15 +199,19 @@ class Core:
         except (TimeoutError, asyncio.TimeoutError):  # two classes before Python 3.11
             return
 
-    async def evict(self, want_bytes: int) -> int:
-        """Evict by the policy, durably. Returns bytes that were given up; some may wait for leases.
+    async def evict(self, want_bytes: int, **spared: Any) -> int:
+        """Evict by the policy, durably, but what is spared. Returns bytes given up; some may wait for leases.
+
+        Args:
+            want_bytes: how many.
+            spared: as `ChunkIndex.evict` takes it.
 
         Raises:
             StoreUnavailableError: what was evicted is gone, but its space is not free before the store works again.
         """
         if now_ms() < self.held_until_ms or not self.pins_known:
             return 0
-        slots, records, freed = self.index.evict(want_bytes, now_ms())
+        slots, records, freed = self.index.evict(want_bytes, now_ms(), **spared)
         if slots:
             self.metrics.counts["evicted_bytes"] += freed
             self.events.add(Entry(pb.Event.EVICTED, records))

@@ -71,10 +71,14 @@ class Events:
         # A fresh one: those who waited hold the old one, which stays set.
         self._changed = asyncio.Event()
 
+    @property
+    def oldest(self) -> int:
+        """The last change that is not kept any more."""
+        return self.cursor - len(self._ring)
+
     def since(self, cursor: int) -> list[Entry] | None:
         """Return what came after a cursor; None: that is not known any more, or has never been."""
-        oldest = self.cursor - len(self._ring)
-        if not oldest <= cursor <= self.cursor:
+        if not self.oldest <= cursor <= self.cursor:
             return None
         # From the right end: a watcher that keeps up looks at the last few of many.
         ring = self._ring

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections import deque
 from typing import Final
 
 from moonpool.master.core import Core, now_ms
@@ -24,6 +25,8 @@ _SWEEP_SLOTS: Final = 16_384
 # What one step of background eviction gives up at most, so that other calls come in between: a few milliseconds.
 _EVICT_CHUNKS: Final = 4096
 _EVICT_STEPS: Final = 256
+# Of `put_begin`: a put that waits for room for the rest of a batch does so for as long, and writes before and after.
+_YOUNG: Final = 2
 
 
 def start_loops(core: Core) -> None:
@@ -34,7 +37,7 @@ def start_loops(core: Core) -> None:
     add("fences", _TICK, lambda: _fences(core))
     add("reclaim", _TICK, core.reclaim)
     add("sweep", _SWEEP_PERIOD, _Sweep(core).work)
-    add("evict", _EVICT_PERIOD, lambda: _evict(core))
+    add("evict", _EVICT_PERIOD, _Evict(core).work)
     add("drains", _TICK, core.drains.work)
     add("segments", min(1.0, core.settings.quarantine / 4), lambda: _segments(core))
 
@@ -96,17 +99,33 @@ class _Sweep:
                 del core.segments.all[number]
 
 
-async def _evict(core: Core) -> None:
-    settings = core.settings
-    used, capacity, chunks = _used(core)
-    if used <= settings.high_watermark * capacity:
-        return
-    for _ in range(_EVICT_STEPS):
-        excess = used - round(settings.low_watermark * capacity)
-        if excess <= 0 or not await core.evict(min(excess, _EVICT_CHUNKS * used // max(chunks, 1) + 1)):
-            return
-        await asyncio.sleep(0)
+class _Evict:
+    """Evicts down to the low watermark, but nothing so young that the put may be under way that it came with.
+
+    Where that would go next by the policy, puts that need room evict for themselves, and not what they have put.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._young_ms = round(core.settings.put_begin * _YOUNG * 1000)
+        #: When a round was, and the last generation then.
+        self._rounds: deque[tuple[int, int]] = deque()
+
+    async def work(self) -> None:
+        core, settings, now, rounds = self._core, self._core.settings, now_ms(), self._rounds
+        rounds.append((now, core.index.stats()["generation"]))
+        while len(rounds) > 1 and rounds[1][0] <= now - self._young_ms:
+            rounds.popleft()
         used, capacity, chunks = _used(core)
+        if used <= settings.high_watermark * capacity:
+            return
+        for _ in range(_EVICT_STEPS):
+            excess = used - round(settings.low_watermark * capacity)
+            want = min(excess, _EVICT_CHUNKS * used // max(chunks, 1) + 1)
+            if excess <= 0 or not await core.evict(want, newest=rounds[0][1]):
+                return
+            await asyncio.sleep(0)
+            used, capacity, chunks = _used(core)
 
 
 def _used(core: Core) -> tuple[int, int, int]:

@@ -90,11 +90,14 @@ class Put:
         # What was given already may be written only so long after the request; the caller wants some of that.
         until = time.monotonic() + min(request.wait_ms / 1000, core.settings.put_begin / 2)
         parents, more, evicted_in_all = per_item(request.parents, request.hashes), 1, 0
+        # What is there of this batch, and what it hangs on, is not given up for the rest of it.
+        there = take(request.hashes, HASH_BYTES, positions(statuses, pb.ALREADY))
         while missing := positions(statuses, pb.NO_SPACE):
             want = room_for(request.lengths, missing) * self._replicas
             evicted = 0
             if evicted_in_all <= want * _MORE_MAX and core.segments.any_writable(request.avoid):
-                evicted = await self._evict(want * more)
+                kept = there + (take(parents, HASH_BYTES, missing) if parents else b"")
+                evicted = await self._evict(want * more, kept)
                 evicted_in_all += evicted
             if not self._session.ended:
                 self._again(missing, parents, statuses, extents)
@@ -109,9 +112,11 @@ class Put:
                 if not self._session.ended:
                     self._again(positions(statuses, pb.NO_SPACE), parents, statuses, extents)
 
-    async def _evict(self, want: int) -> int:
+    async def _evict(self, want: int, kept: bytes) -> int:
         try:
-            return await self._core.evict(want)
+            return await self._core.evict(
+                want, generations=self._request.spared, namespace=self._namespace, hashes=kept
+            )
         except StoreUnavailableError as error:
             # The caller has been given a part, which it must hear of. The loop that reclaims tries again.
             _log.warning("what was evicted is not free yet: %s", error)

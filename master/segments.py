@@ -111,7 +111,7 @@ class Segments:
         try:
             return self._index.segment_stats(segment.row.segment)
         except KeyError:  # no record names it, or its memory is on its way into the pool
-            return dict.fromkeys(("used_bytes", "extents", "largest_free_bytes"), 0)
+            return dict.fromkeys(("used_bytes", "extents", "chunks", "largest_free_bytes"), 0)
 
     def any_writable(self, avoid: Collection[int]) -> bool:
         """Return whether there is a segment that could take chunks if it had room."""

@@ -50,7 +50,7 @@ _STOP_S: Final = 60.0
 _CALLS_MAX: Final = 4096
 # Of a PutStart with everything, per chunk, and of the rest of a message.
 _BYTES_PER_CHUNK: Final = 80
-_BYTES_PER_MESSAGE: Final = 64 << 10
+_BYTES_PER_MESSAGE: Final = 128 << 10
 
 
 class MasterServer:

@@ -144,7 +144,8 @@ class MasterSettings:
     )
     high_watermark: float = setting(
         0.95,
-        "Part of the capacity in use from which on chunks are evicted in the background.",
+        "Part of the capacity in use from which on chunks are evicted in the background, but none that was put within "
+        "twice `put_begin`.",
         minimum=0.0,
         maximum=1.0,
     )
@@ -237,7 +238,7 @@ class MasterSettings:
     )
     sessions_max: int = setting(16_384, "Most clients and nodes at once.", minimum=1, maximum=1 << 20)
     segments_max: int = setting(16_384, "Most segments at once.", minimum=1, maximum=1 << 20)
-    namespaces_max: int = setting(65_536, "Most namespaces.", minimum=1, maximum=1 << 24)
+    namespaces_max: int = setting(65_536, "Most namespaces that have chunks.", minimum=1, maximum=1 << 24)
     batch_max: int = setting(65_536, "Most chunks of one call.", minimum=1, maximum=1 << 20)
     shards_max: int = setting(64, "Most shards of a chunk.", minimum=1, maximum=SHARDS_MAX)
 

@@ -115,6 +115,9 @@ class StoreClient(Asking):
     ) -> Results:
         """Put chunks. What is OK or ALREADY when it returns is durable and can be got by everybody.
 
+        Nothing of that is evicted for the rest of the call: what finds no room is NoSpaceError, of a chain with all
+        that comes after it.
+
         Args:
             namespace: keeps chunks of different models apart.
             hashes: 32 bytes for each chunk: a list, n x 32 bytes, or an array of uint8.

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from moonpool.errors import MoonpoolError
 from moonpool.proto import pool_pb2 as pb
+from moonpool.proto.errors import MasterUnavailableError
 from moonpool.proto.tls import Tls
 from moonpool.store_client.errors import (
     ClientClosedError,
@@ -100,8 +101,8 @@ class Core:
         self.engine = engine if engine is not None else _open_engine(settings)
         self.closed = threading.Event()
         self._pid = os.getpid()
-        #: Chunks of which this client has found every copy spoilt, the last found at the end.
-        self._spoilt: OrderedDict[tuple[str, bytes], None] = OrderedDict()
+        #: Chunks of which this client has found every copy spoilt -> which generation; the last found at the end.
+        self._spoilt: OrderedDict[tuple[str, bytes], int] = OrderedDict()
         self._lock = threading.Lock()
         try:
             self.link = MasterLink(settings.master, settings.secret, Tls.of(settings))
@@ -248,17 +249,27 @@ class Core:
     # ---------------------------------------------------------------- talking to the master
 
     def call(self, method: str, request: Any, deadline: float) -> Any:
-        """Call the master; one that does not know this session yet is given the time to hear of it.
+        """Call the master; one that does not know this session yet is told of it, and asked again.
 
         Raises:
+            MasterUnavailableError: no answer in time, or none but that it does not know the session.
             MoonpoolError: as `MasterLink.call`.
         """
         while True:
             try:
                 return self.link.call(method, request, deadline)
             except MoonpoolError as error:
-                if error.code != SESSION_UNKNOWN or time.monotonic() >= deadline:
+                if error.code != SESSION_UNKNOWN:
                     raise
+                if time.monotonic() >= deadline:
+                    raise MasterUnavailableError(
+                        f"{method} failed: the session with the master was not open again in time",
+                        peer=self.link.address,
+                        cause=str(error),
+                        retryable=True,
+                        hint="a longer timeout, or the log of the master",
+                    ) from error
+            self.session.hurry()
             self.closed.wait(_SESSION_LOOK)
 
     def same_cluster(self, cluster: str) -> bool:
@@ -285,10 +296,10 @@ class Core:
             self.segments.failed(segment, cluster, error)
             self.report(segment, cluster, error)
 
-    def spoilt(self, namespace: str, hash_: bytes) -> None:
-        """Remember that no copy of a chunk is good, so that the next put of it writes it anew."""
+    def spoilt(self, namespace: str, hash_: bytes, generation: int) -> None:
+        """Remember that no copy of this generation of a chunk is good, so that the next put of it writes it anew."""
         with self._lock:
-            self._spoilt[namespace, hash_] = None
+            self._spoilt[namespace, hash_] = generation
             if len(self._spoilt) > _SPOILT_MAX:
                 self._spoilt.popitem(last=False)
 
@@ -297,13 +308,10 @@ class Core:
         """Whether there are any, which is hardly ever so."""
         return bool(self._spoilt)
 
-    def take_spoilt(self, namespace: str, hashes: list[bytes]) -> list[bytes]:
-        """Return which of these chunks were found spoilt, and forget it."""
+    def take_spoilt(self, namespace: str, hashes: list[bytes]) -> dict[bytes, int]:
+        """Return which of these chunks were found spoilt, in which generation, and forget it."""
         with self._lock:
-            found = [one for one in hashes if (namespace, one) in self._spoilt]
-            for one in found:
-                del self._spoilt[namespace, one]
-        return found
+            return {one: self._spoilt.pop((namespace, one)) for one in hashes if (namespace, one) in self._spoilt}
 
     def aside(self, what: str, tell: Callable[[float], None]) -> None:
         """Have the master told something whose outcome nobody waits for. When too many wait already, it is left out."""

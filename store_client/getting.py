@@ -139,8 +139,9 @@ def _fetch(core: Core, request: GetRequest, located: _Located) -> None:
             some = _locate(core, request, located.items[rows])
             again = np.isin(located.items[rows], some.items)
             rows = rows[again]  # noqa: PLW2901 - the same rows, without those that have gone
-            if (some.extents["length"].max(axis=1) != located.extents[rows]["length"].max(axis=1)).any():
-                continue  # another chunk under that hash: a miss for now
+            same = some.extents["length"].max(axis=1) == located.extents[rows]["length"].max(axis=1)
+            # The others are other chunks under that hash: misses for now.
+            some, rows = some.some(same), rows[same]  # noqa: PLW2901 - as above
         if len(rows):
             _Piecewise(core, request, some, sizes[rows]).run()
 
@@ -313,7 +314,8 @@ class _Piecewise:
                 "no copy of the chunk that can be read has its header and digest", hint="compute it, and put it"
             )
             self._request.fail(item, error, Outcome.CORRUPT)
-            self._core.spoilt(self._request.namespace, self._hashes[row].tobytes())
+            generation = int(self._extents["generation"][row].max())
+            self._core.spoilt(self._request.namespace, self._hashes[row].tobytes(), generation)
             return
         error = errors.NodeUnreachableError(
             "no node that has the chunk can be reached", cause=str(self._failure or ""), retryable=True

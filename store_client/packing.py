@@ -16,6 +16,7 @@ __all__ = [
     "EXTENT",
     "HASH_BYTES",
     "HEADER_BYTES",
+    "NO_RANGES",
     "NO_SEGMENT",
     "ROOT",
     "Hashes",
@@ -26,6 +27,7 @@ __all__ = [
     "hash_matrix",
     "headers_match",
     "headers_of",
+    "ranges_with",
 ]
 
 Int64s: TypeAlias = "npt.NDArray[np.int64]"
@@ -40,6 +42,10 @@ HEADER_BYTES: Final = 64
 NO_SEGMENT: Final = 0xFFFFFFFF
 #: As a parent: none.
 ROOT: Final = bytes(HASH_BYTES)
+#: Of generations, as `ranges_with` returns them.
+NO_RANGES: Final = np.empty((0, 2), dtype="<u8")
+#: Most of them in one PutStart.
+RANGES_MAX: Final = 4096
 
 MAGIC: Final = int.from_bytes(b"MPC2", "little")
 #: Which of the 8 words of a header is the digest.
@@ -88,3 +94,20 @@ def headers_match(found: Headers, wanted: Headers) -> Flags:
     """Return which headers are the same."""
     same: Flags = (found == wanted).all(axis=1)
     return same
+
+
+def ranges_with(ranges: npt.NDArray[np.uint64], generations: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Return ranges, rows of first and last in their order, with these generations in them as well.
+
+    Those of one call to the master follow each other, so there are few. Beyond `RANGES_MAX` the nearest become one.
+    """
+    if not len(generations):
+        return ranges
+    points = np.unique(generations)
+    every = np.concatenate([ranges, np.stack([points, points], axis=1)])
+    every = every[np.argsort(every[:, 0], kind="stable")]
+    firsts, lasts = every[:, 0], np.maximum.accumulate(every[:, 1])
+    gaps = firsts[1:] - np.minimum(lasts[:-1], firsts[1:])
+    widest = np.sort(np.argsort(gaps)[::-1][: RANGES_MAX - 1])
+    ends = widest[gaps[widest] > 1]
+    return np.stack([firsts[np.append(0, ends + 1)], lasts[np.append(ends, len(lasts) - 1)]], axis=1)

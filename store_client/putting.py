@@ -19,11 +19,13 @@ from moonpool.store_client.packing import (
     DIGEST_WORD,
     HASH_BYTES,
     HEADER_BYTES,
+    NO_RANGES,
     NO_SEGMENT,
     Records,
     extents_of,
     hash_matrix,
     headers_of,
+    ranges_with,
     some_hashes,
 )
 from moonpool.store_client.refusals import refusal
@@ -63,8 +65,15 @@ class PutRequest:
     outcomes: npt.NDArray[np.uint8] = field(init=False)
     copies: npt.NDArray[np.uint8] = field(init=False)
     errors: dict[int, MoonpoolError] = field(default_factory=dict)
+    #: Generations of what is there by now, those of the last call to the master apart.
+    ranges: npt.NDArray[np.uint64] = field(default_factory=lambda: NO_RANGES)
+    found: list[npt.NDArray[np.uint64]] = field(default_factory=list)
+    #: Once a chunk has found no room: the seconds after which the master says to try again. The rest waits for none.
+    no_room: float | None = None
 
     def __post_init__(self) -> None:
+        #: Each chunk is the parent of the next one: without it, that is of no use.
+        self.is_chain = bool(self.parents) and self.parents[HASH_BYTES:] in (b"", self.hashes[:-HASH_BYTES])
         self.outcomes = np.full(self.memory.count, _PENDING, dtype=np.uint8)
         self.copies = np.zeros(self.memory.count, dtype=np.uint8)
 
@@ -81,6 +90,13 @@ class PutRequest:
             self.parents = self.parents + self.hashes[:-HASH_BYTES]
         return some_hashes(self.parents, items)
 
+    def spared(self) -> bytes:
+        """Return the generations of what is there by now, as PutStart takes them: it is not evicted for the rest."""
+        if self.found:
+            self.ranges = ranges_with(self.ranges, np.concatenate(self.found))
+            self.found.clear()
+        return self.ranges.astype("<u8").tobytes()
+
     def fail(self, item: int, error: MoonpoolError) -> None:
         """This chunk has failed for good."""
         error.item = item
@@ -94,7 +110,11 @@ def put(core: Core, request: PutRequest) -> Results:
     every = np.arange(memory.count)
     try:
         for rows in memory.pieces(every, memory.lengths, core.settings.batch_chunks, core.piece_bytes(memory)):
-            _Piecewise(core, request, every[rows]).run()
+            if request.is_chain and request.no_room is not None:
+                for item in every[rows].tolist():
+                    request.fail(item, refusal(pb.NO_SPACE, request.no_room, None))
+            else:
+                _Piecewise(core, request, every[rows]).run()
     finally:
         # A place that was kept may be that of a chunk that was there before.
         core.locations.forget(request.namespace, request.hashes)
@@ -122,7 +142,7 @@ class _Piecewise:
         self._digested = np.zeros(len(items), dtype=np.bool_)
         self._look = _LOOK_FIRST
         # From the first time that there is no room. Until then the master may have been away.
-        self._space_until: float | None = None
+        self._space_until: float | None = None if request.no_room is None else 0.0
         # What is granted after a wait for room has to be written yet.
         self._last_wait = last_wait(request.deadline)
         self._failure: MoonpoolError | None = None  # of a node, the last one
@@ -147,6 +167,8 @@ class _Piecewise:
         statuses = np.frombuffer(reply.statuses, dtype=np.uint8)
         granted = statuses == pb.OK
         extents = extents_of(reply.extents, len(rows), max(1, reply.replicas))
+        there = granted | (statuses == pb.ALREADY)
+        self._request.found.append(extents["generation"][there].max(axis=1))
         done = np.zeros(len(rows), dtype=np.bool_)
         if granted.any():
             # After begin_ms the master may have this client fenced, and its engine would go on over a new connection.
@@ -180,6 +202,7 @@ class _Piecewise:
             replicas=request.replicas,
             avoid=avoid,
             wait_ms=int(wait * 1000),
+            spared=request.spared(),
         )
         return self._core.call("PutStart", message, request.deadline)
 
@@ -207,6 +230,8 @@ class _Piecewise:
             status = int(statuses[index])
             if status == pb.NO_SPACE and self._space_until is not None and time.monotonic() < self._space_until:
                 continue
+            if status == pb.NO_SPACE:
+                self._request.no_room = retry_after
             self._request.fail(int(self._items[rows[index]]), refusal(status, retry_after, self._failure))
             finished[index] = True
         if avoid and time.monotonic() >= self._forgive_at:
@@ -223,11 +248,18 @@ class _Piecewise:
             return renewed
         packed = self._request.hashes_of(self._items[rows[there]])
         hashes = [packed[at : at + HASH_BYTES] for at in range(0, len(packed), HASH_BYTES)]
-        spoilt = set(self._core.take_spoilt(self._request.namespace, hashes))
+        spoilt = self._core.take_spoilt(self._request.namespace, hashes)
         if spoilt:
-            message = pb.RemoveRequest(namespace=self._request.namespace, hashes=b"".join(spoilt))
+            # Whatever somebody else has put under this hash since is of another generation, and stays.
+            message = pb.RemoveRequest(
+                namespace=self._request.namespace,
+                hashes=b"".join(spoilt),
+                generations=np.array(list(spoilt.values()), dtype="<u8").tobytes(),
+            )
             statuses_of = self._core.call("Remove", message, self._request.deadline).statuses
             removed = {one for one, status in zip(spoilt, statuses_of, strict=True) if status != pb.IN_USE}
+            for one in spoilt.keys() - removed:
+                self._core.spoilt(self._request.namespace, one, spoilt[one])
             renewed[there] = [one in removed for one in hashes]
         return renewed
 

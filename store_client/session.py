@@ -83,6 +83,7 @@ class Session:
         self._call: Any = None
         self._welcome = threading.Event()
         self._closing = threading.Event()
+        self._hurry = threading.Event()
         self._failure: str = "no answer yet"
         self._refusal: MoonpoolError | None = None
         self.opened = 0
@@ -118,6 +119,10 @@ class Session:
         """Whether the stream is open now."""
         return self._welcome.is_set()
 
+    def hurry(self) -> None:
+        """Open it again at once when it is not open: there is a master, and it does not know this session."""
+        self._hurry.set()
+
     def hold(self, pin: int, namespace: str, hashes: bytes) -> None:
         """Name this pin to every master that does not know of it."""
         with self._lock:
@@ -137,6 +142,7 @@ class Session:
     def close(self) -> None:
         """Say goodbye, as far as there is somebody to hear it, and end the thread."""
         self._closing.set()
+        self._hurry.set()
         self._outbox.put(pb.HeartbeatRequest(goodbye=pb.Goodbye()))
         self._outbox.put(None)
         self._thread.join(_GOODBYE_SECONDS)
@@ -168,7 +174,8 @@ class Session:
                 return
             _log.info("session with %s is opened again: %s", self._link.address, self._failure)
             delay = _BACKOFF_FIRST if self.opened != welcomes else min(2 * delay, _BACKOFF_LAST)
-            self._closing.wait(delay * random.uniform(0.5, 1.0))
+            self._hurry.wait(delay * random.uniform(0.5, 1.0))
+            self._hurry.clear()
 
     def _stream(self, stub: Any) -> None:
         outbox: queue.SimpleQueue[pb.HeartbeatRequest | None] = queue.SimpleQueue()

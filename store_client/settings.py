@@ -58,7 +58,8 @@ class StoreClientSettings:
     space_wait: float = setting(
         5.0,
         "How long a put waits for eviction to make room, or for nodes to come back to a master that was started anew: "
-        "three quarters of its timeout at most.",
+        "three quarters of its timeout at most. What comes after a chunk that has found none is tried, and does not "
+        "wait.",
         unit="seconds",
         minimum=0.0,
         maximum=_HOUR,

@@ -114,6 +114,8 @@ def print_report(console: Console, trace: str, options: LiveOptions, totals: Tot
     )
     if totals.vanished:
         console.print(f"{totals.vanished:,} blocks were evicted between the question and the get", soft_wrap=True)
+    if totals.dropped:
+        console.print(f"{totals.dropped:,} blocks found no room", soft_wrap=True)
     for code, count in sorted(totals.errors.items()):
         console.print(Text(f"failed: {code}: {count:,} times", style="yellow"), soft_wrap=True)
     if totals.wrong:
@@ -146,6 +148,7 @@ def document(
         "hit_ratio": rounded(_ratio(totals)),
         "put_blocks": put,
         "vanished_blocks": totals.vanished,
+        "dropped_blocks": totals.dropped,
         "bytes_got": hits * options.block_bytes,
         "bytes_put": put * options.block_bytes,
         **times,

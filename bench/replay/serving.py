@@ -16,7 +16,7 @@ from moonpool.bench.errors import BenchError
 from moonpool.bench.replay.hashes import content_of
 from moonpool.errors import MoonpoolError
 from moonpool.store_client import Outcome, StoreClient
-from moonpool.store_client.errors import MasterUnavailableError
+from moonpool.store_client.errors import MasterUnavailableError, NoSpaceError
 from moonpool.store_client.packing import ROOT
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ class Totals:
         served: requests, in the order in which they ended.
         errors: how often, by code: of calls that failed as a whole, and of chunks.
         vanished: chunks that were there when it was asked and not when they were to be got: no error.
+        dropped: chunks that were not put because there was no room: no error either.
         complaints: bytes that were wrong, the first few.
         wrong: chunks whose bytes were wrong.
         seconds: of the whole replay.
@@ -82,6 +83,7 @@ class Totals:
     served: list[Served] = field(default_factory=list)
     errors: collections.Counter[str] = field(default_factory=collections.Counter)
     vanished: int = 0
+    dropped: int = 0
     complaints: list[str] = field(default_factory=list)
     wrong: int = 0
     seconds: float = 0.0
@@ -234,7 +236,10 @@ class Serving:
             seconds += time.monotonic() - began
             if results is None:
                 break
-            put += results.count(Outcome.OK) + results.count(Outcome.ALREADY)
+            done = results.count(Outcome.OK) + results.count(Outcome.ALREADY)
+            put += done
+            if done < len(some):
+                break  # what follows could not be matched
         return put, seconds
 
     def _tried(self, call: Callable[..., Results], hashes: NDArray[np.uint8], **options: Any) -> Results | None:
@@ -247,5 +252,12 @@ class Serving:
             self._fail(error)
             return None
         for index in results.where(Outcome.FAILED):
-            self._fail(results.errors[index])
+            failed = results.errors[index]
+            if isinstance(failed, NoSpaceError):
+                # What happens in a pool that is full, or has just got a new master.
+                self._failure = failed
+                with self._totals.lock:
+                    self._totals.dropped += 1
+            else:
+                self._fail(failed)
         return results

@@ -207,7 +207,16 @@ class Run {
       index_->remove_prefix(hashes.name_space, hashes.data, &removed_, &count);
     }
     uint64_t bytes = 0;
-    if (what == kEvict) index_->evict(source.get<uint16_t>(), now_, &removed_, &keys, &bytes);
+    if (what == kEvict) {
+      const auto want = source.get<uint16_t>();
+      // Ranges that follow from the time, so that inputs of before mean what they did.
+      const auto first = static_cast<uint64_t>(now_ % 64);
+      const uint64_t range[2] = {epoch_ << 40 | first, epoch_ << 40 | (first + 8)};
+      const bool spare = now_ % 2 == 1;
+      index_->evict(
+          want, now_, &removed_, &keys, &bytes,
+          {reinterpret_cast<const uint8_t *>(range), spare ? size_t{1} : 0, {}, spare ? range[1] : UINT64_MAX});
+    }
     if (what == kReclaim) {
       for (size_t i = 0; i < removed_.size(); i += 4) {
         const uint32_t slot = load_u32(at(removed_, i));

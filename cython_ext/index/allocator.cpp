@@ -65,6 +65,7 @@ uint32_t Allocator::make(uint64_t offset, uint64_t units, PieceState state) {
   piece.set_offset(offset);
   piece.set_size(units);
   piece.state = state;
+  piece.committed = false;
   return made;
 }
 
@@ -132,6 +133,7 @@ uint32_t Allocator::take(uint64_t units) {
   }
   pieces_[found].state = PieceState::kUsed;
   pieces_[found].slot = kNone;
+  pieces_[found].committed = false;
   used_ += units;
   ++extents_;
   return found;
@@ -148,8 +150,20 @@ uint32_t Allocator::take_at(uint64_t offset, uint64_t units, uint32_t slot) {
   return made;
 }
 
+void Allocator::set_committed(uint32_t at) {
+  Piece &piece = pieces_[at];
+  committed_ += piece.committed ? 0 : 1;
+  piece.committed = true;
+}
+
+void Allocator::leave(Piece &piece) {
+  committed_ -= piece.committed ? 1 : 0;
+  piece.committed = false;
+}
+
 void Allocator::set_waiting(uint32_t at) {
   Piece &piece = pieces_[at];
+  leave(piece);
   piece.state = PieceState::kWaiting;
   used_ -= piece.size();
   waiting_ += piece.size();
@@ -159,6 +173,7 @@ void Allocator::give(uint32_t at) {
   Piece &piece = pieces_[at];
   (piece.state == PieceState::kWaiting ? waiting_ : used_) -= piece.size();
   --extents_;
+  leave(piece);
   if (loose_) {
     tree_.erase(at);
     pieces_.give(at);
@@ -190,7 +205,7 @@ void Allocator::clear() {
   filled_.fill(0);
   first_ = last_ = kNone;
   capacity_ = used_ = waiting_ = 0;
-  extents_ = 0;
+  extents_ = committed_ = 0;
   loose_ = false;
 }
 
@@ -254,7 +269,7 @@ void Allocator::loosen() {
 const char *Allocator::check() {
   settle();
   uint64_t end = 0, used = 0, waiting = 0;
-  size_t extents = 0, free_ones = 0, listed = 0;
+  size_t extents = 0, free_ones = 0, listed = 0, committed = 0;
   bool free_before = false;
   uint32_t before = kNone;
   for (uint32_t at = first_; at != kNone; at = pieces_[at].after) {
@@ -265,13 +280,15 @@ const char *Allocator::check() {
     if (is_free && free_before) return "two free pieces side by side";
     if (piece.state == PieceState::kUsed) used += piece.size();
     if (piece.state == PieceState::kWaiting) waiting += piece.size();
+    committed += piece.committed ? 1 : 0;
     (is_free ? free_ones : extents) += 1;
     free_before = is_free;
     before = at;
     end = piece.end();
   }
   if (before != last_ || end != capacity_) return "the pieces do not fill the segment";
-  if (used != used_ || waiting != waiting_ || extents != extents_) return "the sums of an allocator are wrong";
+  if (used != used_ || waiting != waiting_ || extents != extents_ || committed != committed_)
+    return "the sums of an allocator are wrong";
   if (extents + free_ones != pieces_.count()) return "a piece is lost";
   for (uint32_t its = 0; its < kClasses; ++its) {
     if ((heads_[its] != kNone) != ((filled_[its / 64] >> its % 64 & 1) != 0)) return "a size class is marked wrongly";

@@ -35,12 +35,15 @@ class Allocator {
   void give(uint32_t piece);
   // All of it is gone; no piece is valid any more.
   void clear();
+  // It was written, and is that of a chunk now.
+  void set_committed(uint32_t piece);
   // It is still taken, but its chunk is gone.
   void set_waiting(uint32_t piece);
 
   uint64_t offset(uint32_t piece) const { return pieces_[piece].offset(); }
   uint64_t units(uint32_t piece) const { return pieces_[piece].size(); }
   uint32_t slot(uint32_t piece) const { return pieces_[piece].slot; }
+  bool committed(uint32_t piece) const { return pieces_[piece].committed; }
   void set_slot(uint32_t piece, uint32_t slot) { pieces_[piece].slot = slot; }
   void prefetch(uint32_t piece) const { __builtin_prefetch(&pieces_[piece]); }
 
@@ -49,6 +52,7 @@ class Allocator {
   uint64_t waiting() const { return waiting_; }
   uint64_t free() const { return capacity_ - used_ - waiting_; }
   size_t extents() const { return extents_; }
+  size_t committed() const { return committed_; }  // extents
   size_t free_pieces() { return settle(), pieces_.count() - extents_; }
   // Of the largest free piece. Where a class has thousands of pieces, of the largest among some.
   uint64_t largest_free();
@@ -89,6 +93,7 @@ class Allocator {
   void add_free(uint64_t offset, uint64_t units, uint32_t before);
   void link(uint32_t piece, uint32_t before);
   void unlink(uint32_t piece);
+  void leave(Piece &piece);
 
   Arena<Piece> pieces_;
   ExtentTree tree_;
@@ -97,7 +102,7 @@ class Allocator {
   std::array<uint32_t, kClasses> heads_;
   std::array<uint64_t, kClasses / 64> filled_{};
   uint64_t capacity_ = 0, used_ = 0, waiting_ = 0;
-  size_t extents_ = 0;
+  size_t extents_ = 0, committed_ = 0;
 };
 
 }  // namespace moonpool::index

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <memory>
 
+#include "undo.hpp"
+
 namespace moonpool::index {
 
 namespace {
@@ -30,6 +32,9 @@ uint32_t Chunks::add(const uint8_t *hash, uint32_t name_space, uint32_t shards, 
   } else if (!chunks_.take(at)) {
     return kNone;
   }
+  Undo undo([&] { chunks_.give(slot); });
+  ++spaces_[name_space];
+  undo.keep();
   Chunk &chunk = chunks_[slot];
   std::memcpy(chunk.hash, hash, kHashBytes);
   chunk.name_space = name_space;
@@ -54,6 +59,7 @@ void Chunks::give(uint32_t slot) {
     many_bytes_ -= chunk.shards * sizeof(Shard);
   }
   shards_ -= chunk.shards;
+  if (const auto its = spaces_.find(chunk.name_space); --its->second == 0) spaces_.erase(its);
   chunks_.give(slot);
 }
 

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <unordered_map>
 
 #include "arena.hpp"
 #include "key.hpp"
@@ -104,6 +105,8 @@ class Chunks {
   const Arena<Chunk> &arena() const { return chunks_; }
   // Shards of all chunks, whatever their state: what memory is taken for.
   size_t shards() const { return shards_; }
+  // How many there are of each namespace, whatever their state.
+  const std::unordered_map<uint32_t, uint32_t> &spaces() const { return spaces_; }
 
   Place place(const Shard &shard, uint32_t replica) const {
     return replica == 0 ? Place{shard.piece, shard.segment} : more_[shard.more].places[replica - 1];
@@ -116,6 +119,7 @@ class Chunks {
   Arena<MorePlaces> more_;
   size_t many_bytes_ = 0, shards_ = 0;
   uint32_t births_ = 0;
+  std::unordered_map<uint32_t, uint32_t> spaces_;
 };
 
 }  // namespace moonpool::index

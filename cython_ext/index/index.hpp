@@ -111,13 +111,22 @@ struct MoveToCall {
   uint64_t bytes_max;
 };
 
+// What an eviction passes over: chunks with a shard of these generations, and chunks with these hashes. And it ends
+// where a chunk with a shard of a later generation than `newest` would go next.
+struct Spared {
+  const uint8_t *ranges = nullptr;  // u64 first, u64 last; they do not overlap
+  size_t count = 0;
+  Hashes hashes{};
+  uint64_t newest = UINT64_MAX;
+};
+
 struct SegmentStats {
-  uint64_t capacity_bytes, used_bytes, waiting_bytes, largest_free_bytes, extents, free_pieces;
+  uint64_t capacity_bytes, used_bytes, waiting_bytes, largest_free_bytes, extents, chunks, free_pieces;
 };
 
 struct IndexStats {
   uint64_t chunks, chunks_max, writing, moving, pinned, used_bytes, free_bytes, capacity_bytes, condemned_bytes,
-      memory_bytes, evicted, refused_records;
+      memory_bytes, evicted, refused_records, generation;
   int64_t leased_until_ms;
 };
 
@@ -157,9 +166,11 @@ class ChunkIndex {
   Outcome unpin(uint32_t owner, uint64_t pin, size_t *count) noexcept;
 
   // ---- removal (index_remove.cpp)
-  Outcome remove(Hashes hashes, uint8_t *statuses, std::string *slots) noexcept;
+  // `generations`: u64 each, or null for whatever is there.
+  Outcome remove(Hashes hashes, uint8_t *statuses, std::string *slots, const uint8_t *generations = nullptr) noexcept;
   Outcome remove_prefix(uint32_t name_space, const uint8_t *hash, std::string *slots, size_t *pinned) noexcept;
-  Outcome evict(uint64_t want, int64_t now, std::string *slots, std::string *keys, uint64_t *bytes) noexcept;
+  Outcome evict(uint64_t want, int64_t now, std::string *slots, std::string *keys, uint64_t *bytes,
+                const Spared &spared = {}) noexcept;
   Outcome reclaim(const uint8_t *slots, size_t count, int64_t now, uint64_t *bytes) noexcept;
 
   // ---- moves (index_move.cpp)
@@ -177,6 +188,8 @@ class ChunkIndex {
 
   // ---- state (index_state.cpp)
   Outcome stats(IndexStats *stats) noexcept;
+  // u32 each.
+  Outcome namespaces(std::string *numbers) noexcept;
   // What contradicts itself in the index, or "". For tests: it looks at everything.
   Outcome check(std::string *wrong) noexcept;
 

@@ -158,7 +158,9 @@ Outcome ChunkIndex::publish(const uint8_t *slots, size_t count, std::string *key
       if (oldest == 0) continue;
       Chunk &chunk = chunks_[slot];
       each_of_commit(slot, oldest, [&](uint32_t write) {
-        chunk.shard(writes_[write].shard).state = ShardState::kCommitted;
+        Shard &shard = chunk.shard(writes_[write].shard);
+        shard.state = ShardState::kCommitted;
+        for (uint32_t r = 0; r < shard.replicas; ++r) segments_.set_committed(chunks_.place(shard, r));
         end_write(write);
         ++chunk.committed;
       });

@@ -256,6 +256,7 @@ uint64_t ChunkIndex::change_places(const Move &move, int64_t now) {
   }
   chunks_.set_places(shard, places, shard.replicas);
   if (!segments_.lost(move.to)) segments_[move.to.segment].space.set_slot(move.to.piece, move.slot);
+  segments_.set_committed(move.to);
   if (!read) {
     condemned_.release_reads(1);
     return segments_.give(move.from);

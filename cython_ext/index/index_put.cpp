@@ -80,7 +80,9 @@ ItemStatus ChunkIndex::start_one(const StartCall &call, size_t i, uint32_t *slot
     Shard &shard = chunk.shard(call.shard);
     if (shard.state == ShardState::kWriting) return ItemStatus::kWriting;
     if (shard.state == ShardState::kCommitted && !lost(shard)) {
-      return shard.length == length ? ItemStatus::kAlready : ItemStatus::kConflict;
+      if (shard.length != length) return ItemStatus::kConflict;
+      write_extent(extents, shard.generation, 0, 0, kNone);
+      return ItemStatus::kAlready;
     }
     const Move *move = moves_.of(*slot);
     // The record of this chunk that is on its way says nothing of this put.

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <unordered_set>
+
 #include "index.hpp"
 
 namespace moonpool::index {
@@ -8,16 +10,27 @@ namespace {
 // Chunks that one call of evict() looks at: it ends also where nearly everything is in use.
 constexpr uint32_t kLooksMax = 100'000;
 
+// Whether a committed shard has such a generation.
+template <class Is>
+bool any_generation(const Chunk &chunk, Is is) {
+  for (uint32_t i = 0; i < chunk.shards; ++i) {
+    if (chunk.shard(i).state == ShardState::kCommitted && is(chunk.shard(i).generation)) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
-Outcome ChunkIndex::remove(Hashes hashes, uint8_t *statuses, std::string *slots) noexcept {
+Outcome ChunkIndex::remove(Hashes hashes, uint8_t *statuses, std::string *slots, const uint8_t *generations) noexcept {
   return guarded([&] {
     const Exclusive held = exclusive();
     slots->reserve(slots->size() + hashes.count * 4);
     for (size_t i = 0; i < hashes.count; ++i) {
       const uint32_t slot = find(hashes[i], hashes.name_space);
       ItemStatus status = ItemStatus::kNotFound;
-      if (slot != kNone && visible(chunks_[slot])) {
+      const auto is_meant = [&](uint64_t generation) { return generation == load_u64(generations + i * 8); };
+      if (slot != kNone && visible(chunks_[slot]) &&
+          (generations == nullptr || any_generation(chunks_[slot], is_meant))) {
         status = chunks_[slot].pins != 0 ? ItemStatus::kInUse : ItemStatus::kOk;
         if (status == ItemStatus::kOk) {
           detach(slot, false);
@@ -77,16 +90,32 @@ uint64_t ChunkIndex::writable_bytes(const Chunk &chunk) const {
   return bytes;
 }
 
-Outcome ChunkIndex::evict(uint64_t want, int64_t now, std::string *slots, std::string *keys, uint64_t *bytes) noexcept {
+Outcome ChunkIndex::evict(uint64_t want, int64_t now, std::string *slots, std::string *keys, uint64_t *bytes,
+                          const Spared &spared) noexcept {
   return guarded([&] {
     const Exclusive held = exclusive();
     *bytes = 0;
     uint32_t looks = kLooksMax;
     tell_capacity();
-    const Policy::MayGo may_go_now = [&](uint32_t slot) { return may_go(slot, now); };
+    std::unordered_set<uint32_t> kept;
+    for (size_t i = 0; i < spared.hashes.count; ++i) kept.insert(find(spared.hashes[i], spared.hashes.name_space));
+    std::vector<std::pair<uint64_t, uint64_t>> ranges(spared.count);
+    for (size_t i = 0; i < spared.count; ++i) {
+      ranges[i] = {load_u64(spared.ranges + i * 16), load_u64(spared.ranges + i * 16 + 8)};
+    }
+    std::sort(ranges.begin(), ranges.end());
+    const auto in_range = [&](uint64_t generation) {
+      const auto after = std::upper_bound(ranges.begin(), ranges.end(), std::pair{generation, UINT64_MAX});
+      return after != ranges.begin() && std::prev(after)->second >= generation;
+    };
+    const auto is_spared = [&](uint32_t slot) {
+      return kept.contains(slot) || (!ranges.empty() && any_generation(chunks_[slot], in_range));
+    };
+    const Policy::MayGo may_go_now = [&](uint32_t slot) { return may_go(slot, now) && !is_spared(slot); };
     while (*bytes < want) {
       const uint32_t slot = policy_->victim(may_go_now, &looks);
-      if (slot == kNone) break;
+      const auto too_new = [&](uint64_t generation) { return generation > spared.newest; };
+      if (slot == kNone || any_generation(chunks_[slot], too_new)) break;
       try {
         slots->reserve(slots->size() + 4);
         keys->reserve(keys->size() + 4 + kHashBytes);

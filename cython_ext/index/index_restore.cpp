@@ -110,6 +110,7 @@ bool ChunkIndex::restore_shard(const RecordShard &from, Chunk &chunk, uint32_t s
     if (at == kNone || segments_[at].dropped) return false;
     const uint32_t piece = segments_[at].space.take_at(extent.offset / kUnit, units_of(from.length), slot);
     if (piece == kNone) return false;
+    segments_[at].space.set_committed(piece);
     places[count++] = {piece, static_cast<uint16_t>(at)};
   }
   chunks_.set_places(shard, places, count);

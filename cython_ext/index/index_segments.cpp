@@ -117,7 +117,8 @@ Outcome ChunkIndex::segment_stats(uint32_t number, SegmentStats *stats) noexcept
     Allocator &space = segment->space;
     const bool known = segment->added;
     *stats = {known ? space.capacity() * kUnit : 0,     space.used() * kUnit, space.waiting() * kUnit,
-              known ? space.largest_free() * kUnit : 0, space.extents(),      known ? space.free_pieces() : 0};
+              known ? space.largest_free() * kUnit : 0, space.extents(),      space.committed(),
+              known ? space.free_pieces() : 0};
     return Outcome::kOk;
   });
 }

@@ -15,6 +15,7 @@ Outcome ChunkIndex::stats(IndexStats *stats) noexcept {
     stats->leased_until_ms = leased_until_.load();
     stats->evicted = evicted_;
     stats->refused_records = refused_;
+    stats->generation = epoch_ << 40 | generations_;
     segments_.each_writable([&](const Segment &segment, uint32_t) {
       const Allocator &space = segment.space;
       stats->capacity_bytes += space.capacity() * kUnit;
@@ -25,6 +26,14 @@ Outcome ChunkIndex::stats(IndexStats *stats) noexcept {
     stats->memory_bytes = sizeof *this + chunks_.bytes() + table_.bytes() + segments_.bytes() + writes_.bytes() +
                           pins_.bytes() + condemned_.bytes() + moves_.bytes() + policy_->bytes() +
                           touched_.capacity() * 4 + orphans_.size() * 128;
+    return Outcome::kOk;
+  });
+}
+
+Outcome ChunkIndex::namespaces(std::string *numbers) noexcept {
+  return guarded([&] {
+    const Exclusive held = exclusive();
+    for (const auto &[number, count] : chunks_.spaces()) append_u32(numbers, number);
     return Outcome::kOk;
   });
 }
@@ -50,6 +59,8 @@ std::string ChunkIndex::check_chunk(uint32_t slot) const {
       const Allocator &space = segments_[place.segment].space;
       if (space.slot(place.piece) != slot) return "an extent is not of its chunk";
       if (space.units(place.piece) < units_of(shard.length)) return "an extent is too small";
+      const bool found = shard.state == ShardState::kCommitted && chunk.state == ChunkState::kLive;
+      if (space.committed(place.piece) != found) return "an extent is counted wrongly";
     }
   }
   if (committed != chunk.committed && chunk.state == ChunkState::kLive) return "the count of shards is wrong";

@@ -13,6 +13,7 @@ struct Piece {
   uint32_t offset_low, size_low;
   uint8_t offset_high, size_high;
   PieceState state;
+  bool committed;          // what is there is that of a chunk, and not only being written
   uint32_t before, after;  // by offset; in an ExtentTree: left and right
   union {
     uint32_t slot;       // the owner

@@ -124,12 +124,13 @@ void PrefixPolicy::on_leaf(uint32_t slot, uint32_t last_child) {
 }
 
 uint32_t PrefixPolicy::victim(const MayGo &may_go, uint32_t *looks) {
-  for (uint32_t in_use = 0; in_use < kInUseMax && *looks > 0; --*looks) {
+  std::array<uint32_t, Shadows::kClasses> in_use{};
+  for (; *looks > 0; --*looks) {
     uint32_t best = kNone;
     uint64_t lowest = UINT64_MAX;
     for (uint32_t its_class = 0; its_class < Shadows::kClasses; ++its_class) {
       const uint32_t head = lists_[its_class].oldest();
-      if (head == kNone) continue;
+      if (head == kNone || in_use[its_class] == kInUseMax) continue;
       const uint64_t score = state(head).clock + shadows_.bonus(chosen_, its_class);
       if (score >= lowest) continue;
       lowest = score;
@@ -144,7 +145,8 @@ uint32_t PrefixPolicy::victim(const MayGo &may_go, uint32_t *looks) {
     } else if (may_go(best)) {
       return best;
     } else {
-      ++in_use;
+      // It is as new as any now, and may still come before all of another class.
+      ++in_use[Shadows::class_of(its.count)];
       recount(best, clock_, its.count);
     }
   }

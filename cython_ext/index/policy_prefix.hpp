@@ -26,8 +26,8 @@ class PrefixPolicy final : public Policy {
   size_t bytes() const override { return ghosts_.bytes(); }
 
  private:
-  // Chunks that come to the head though they are in use, before the search gives up for now.
-  static constexpr uint32_t kInUseMax = 256;
+  // Chunks of a class that come to its head though they are in use, before the search leaves it for now.
+  static constexpr uint32_t kInUseMax = 64;
 
   // What a chunk has: 48 bits of clock, 3 of count, two flags.
   struct State {

@@ -57,6 +57,11 @@ uint64_t Segments::bytes(Place place) const {
   return segment.dropped ? 0 : segment.space.units(place.piece) * kUnit;
 }
 
+void Segments::set_committed(Place place) {
+  Segment &segment = *all_[place.segment];
+  if (!segment.dropped) segment.space.set_committed(place.piece);
+}
+
 void Segments::set_waiting(Place place) {
   Segment &segment = *all_[place.segment];
   if (!segment.dropped) segment.space.set_waiting(place.piece);

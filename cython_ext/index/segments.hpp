@@ -56,6 +56,7 @@ class Segments {
 
   // ---- places
   uint64_t bytes(Place place) const;  // 0 when lost
+  void set_committed(Place place);
   void set_waiting(Place place);
   // Returns the bytes that are free now.
   uint64_t give(Place place);

@@ -160,6 +160,10 @@ class MetadataStore(ABC):
         """Name a namespace."""
 
     @abstractmethod
+    def remove_namespaces(self, numbers: list[int]) -> Future[None]:
+        """Forget namespaces. No record names them any more, and after the next `open` their numbers may come again."""
+
+    @abstractmethod
     def put_writer(self, writer: Writer) -> Future[None]:
         """Remember a writer, replacing the one of its session."""
 

@@ -189,6 +189,11 @@ class EmbeddedStore(MetadataStore):
         """Name a namespace."""
         return self._run("INSERT OR REPLACE INTO namespaces VALUES (?, ?)", number, name)
 
+    def remove_namespaces(self, numbers: list[int]) -> Future[None]:
+        """Forget namespaces."""
+        doomed = [(number,) for number in numbers]
+        return self._submit(lambda database: database.executemany("DELETE FROM namespaces WHERE number = ?", doomed))
+
     def put_writer(self, writer: Writer) -> Future[None]:
         """Remember a writer."""
         return self._run("INSERT OR REPLACE INTO writers VALUES (?, ?)", writer.session, writer.incarnation)

@@ -100,6 +100,15 @@ class MemoryStore(MetadataStore):
         """Name a namespace."""
         return self._change(lambda: self._namespaces.__setitem__(name, number))
 
+    def remove_namespaces(self, numbers: list[int]) -> Future[None]:
+        """Forget namespaces."""
+        doomed = set(numbers)
+
+        def remove() -> None:
+            self._namespaces = {name: number for name, number in self._namespaces.items() if number not in doomed}
+
+        return self._change(remove)
+
     def put_writer(self, writer: Writer) -> Future[None]:
         """Remember a writer."""
         return self._change(lambda: self._writers.__setitem__(writer.session, writer))

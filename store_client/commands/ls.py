@@ -28,7 +28,7 @@ def as_dict(segment: pb.Segment) -> dict[str, Any]:
         "capacity_bytes": segment.capacity_bytes,
         "used_bytes": segment.used_bytes,
         "largest_free_bytes": segment.largest_free_bytes,
-        "chunks": segment.chunks,
+        "chunks": segment.found_chunks,
         "draining": draining(segment),
     }
 
@@ -70,7 +70,7 @@ def segment_table(segments: list[pb.Segment]) -> Any:
             one.host_id,
             one.address,
             state if one.state == pb.ACTIVE else f"[yellow]{state}[/yellow]",
-            f"{one.chunks:,}",
+            f"{one.found_chunks:,}",
             f"{fill_bar(one.used_bytes, one.capacity_bytes)} of {format_bytes(one.capacity_bytes)}",
         )
     return table

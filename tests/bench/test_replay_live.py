@@ -41,6 +41,7 @@ KEYS = {
     "hit_ratio",
     "put_blocks",
     "vanished_blocks",
+    "dropped_blocks",
     "bytes_got",
     "bytes_put",
     "late_us",
@@ -156,6 +157,20 @@ def test_errors_are_counted_by_type_and_status_3(file: Path, monkeypatch: pytest
     result = run(file, "--speed", "1000", "--requests", "10")
     assert result.exit_code == ExitStatus.FAILED
     assert f"failed: {NoSpaceError.default_code}: 10 times" in result.stdout
+
+
+def test_what_finds_no_room_is_counted_and_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The second request is larger than the pool, and does not go on where what follows could not be matched.
+    file = tmp_path / "trace.jsonl"
+    write(file, [[1], list(range(10, 60)), [1]], every_ms=1000.0)
+    monkeypatch.setattr(serving, "_PIECE_BYTES", 20 * (64 << 10))
+    monkeypatch.setenv("MOONPOOL_STORE_CLIENT_SPACE_WAIT", "50ms")
+    result = run(file, "--speed", "1", "--block-size", "64KiB", "--dram", "2MiB", "--json", "-")
+    assert result.exit_code == ExitStatus.OK, result.output
+    document = json.loads(result.stdout)
+    assert document["errors"] == {}
+    assert document["put_blocks"] + document["dropped_blocks"] in (41, 42)
+    assert 5 <= document["dropped_blocks"] <= 10
 
 
 def test_every_block_has_bytes_of_its_own() -> None:

@@ -304,14 +304,20 @@ class Model:
             chunk.parent = None
         del self.chunks[chunk.key]
 
-    def remove(self, key: Key) -> tuple[Status, int | None]:
+    def remove(self, key: Key, generation: int | None = None) -> tuple[Status, int | None]:
         chunk = self.chunks.get(key)
         if chunk is None or not self.visible(chunk):
+            return Status.NOT_FOUND, None
+        if generation is not None and not self.has_generation(chunk, [(generation, generation)]):
             return Status.NOT_FOUND, None
         if chunk.pins:
             return Status.IN_USE, None
         self.forget(chunk)
         return Status.OK, chunk.slot
+
+    def has_generation(self, chunk: Chunk, ranges: list[tuple[int, int]]) -> bool:
+        found = [shard.generation for shard in chunk.shards.values() if shard.committed]
+        return any(first <= generation <= last for generation in found for first, last in ranges)
 
     def remove_prefix(self, key: Key) -> tuple[set[int], int]:
         family = [self.chunks[key]] if key in self.chunks else []
@@ -331,21 +337,26 @@ class Model:
         in_use = chunk.pins or chunk.written or chunk.leased_until > now
         return not in_use and self.writable_bytes(chunk) > 0
 
-    def victim(self, now: int) -> Chunk | None:
+    def victim(self, now: int, ranges: list[tuple[int, int]], kept: set[Key]) -> Chunk | None:
         for _ in range(len(self.lru.order)):
             oldest = self.lru.order[0]
+            spared = oldest.key in kept or self.has_generation(oldest, ranges)
             if oldest.children:
                 self.lru.parked.add(self.lru.order.pop(0))
-            elif self.may_go(oldest, now):
+            elif self.may_go(oldest, now) and not spared:
                 return oldest
             else:
                 self.lru.touch(oldest)
         return None
 
-    def evict(self, want: int, now: int) -> tuple[list[Chunk], int]:
+    def evict(
+        self, want: int, now: int, ranges: list[tuple[int, int]], kept: set[Key], newest: int
+    ) -> tuple[list[Chunk], int]:
         gone: list[Chunk] = []
         given = 0
-        while given < want and (chunk := self.victim(now)) is not None:
+        while given < want and (chunk := self.victim(now, ranges, kept)) is not None:
+            if self.has_generation(chunk, [(newest + 1, 2**64)]):
+                break
             given += self.writable_bytes(chunk)
             self.forget(chunk)
             gone.append(chunk)

@@ -37,7 +37,10 @@ class TestArguments:
             lambda index: index.add_segment(NO_SEGMENT, MIB, 1, 0, 0),
             lambda index: index.add_segment(9, 63, 1, 0, 0),
             lambda index: index.add_segment(9, 2**60, 1, 0, 0),
+            lambda index: index.remove(SPACE, names(2), u64s([1])),
             lambda index: index.remove_prefix(SPACE, b""),
+            lambda index: index.evict(1, 0, generations=bytes(15)),
+            lambda index: index.evict(1, 0, hashes=b"short"),
         ],
     )
     def test_a_wrong_size_is_a_value_error(self, index: ChunkIndex, call: Callable[[ChunkIndex], object]) -> None:

@@ -24,7 +24,7 @@ from index.packing import (
     unpack_u32s,
 )
 
-from moonpool._index import NO_SEGMENT, ChunkIndex
+from moonpool._index import EXTENT_BYTES, NO_SEGMENT, ChunkIndex
 
 CHUNKS_MAX = 12
 NO_HASH = bytes(32)
@@ -165,6 +165,8 @@ class IndexAgainstModel(RuleBasedStateMachine):
                 self.take(owner, key, length, shard, shards, replicas, avoid, extents, deadline)
             if status in (Status.OK, Status.ALREADY):
                 chunk = self.model.chunks[key]
+                named = answer[1][EXTENT_BYTES * replicas * i :][:8]
+                assert named == u64s([chunk.shards[shard].generation])
                 if status is Status.ALREADY and shard == 0 and chunk.leased_until <= self.now:
                     used.append(chunk)
                 if chained:
@@ -419,10 +421,12 @@ class IndexAgainstModel(RuleBasedStateMachine):
 
     # ---------------------------------------------------------------- removal
 
-    @rule(space=spaces, hashes=batches)
-    def remove(self, space: int, hashes: list[bytes]) -> None:
-        packed, slots = self.index.remove(space, b"".join(hashes))
-        expected = [self.model.remove((space, name)) for name in hashes]
+    @rule(space=spaces, hashes=batches, since=st.none() | st.integers(0, 60))
+    def remove(self, space: int, hashes: list[bytes], since: int | None = None) -> None:
+        generations = [None if since is None else self.generation(since + i) for i in range(len(hashes))]
+        named = None if since is None else u64s(its or 0 for its in generations)
+        packed, slots = self.index.remove(space, b"".join(hashes), named)
+        expected = [self.model.remove((space, name), its) for name, its in zip(hashes, generations, strict=True)]
         assert statuses_of(packed) == [status for status, _ in expected]
         assert unpack_u32s(slots) == [slot for _, slot in expected if slot is not None]
         self.deletes += unpack_u32s(slots)
@@ -433,10 +437,24 @@ class IndexAgainstModel(RuleBasedStateMachine):
         assert (set(unpack_u32s(slots)), pinned) == self.model.remove_prefix((space, name))
         self.deletes += unpack_u32s(slots)
 
-    @rule(want=st.integers(0, 6000))
-    def evict(self, want: int) -> None:
-        slots, keys, given = self.index.evict(want, self.now)
-        chunks, expected = self.model.evict(want, self.now)
+    def generation(self, number: int) -> int:
+        return self.model.epoch << 40 | number
+
+    @rule(
+        want=st.integers(0, 6000),
+        space=spaces,
+        kept=st.lists(st.sampled_from(HASHES), max_size=2),
+        bounds=st.lists(st.integers(0, 60), max_size=4, unique=True).map(sorted),
+        last=st.none() | st.integers(0, 60),
+    )
+    def evict(self, want: int, space: int, kept: list[bytes], bounds: list[int], last: int | None) -> None:
+        ranges = [(self.generation(a), self.generation(b)) for a, b in zip(bounds[::2], bounds[1::2], strict=False)]
+        packed = u64s(bound for range_ in reversed(ranges) for bound in range_)
+        newest = 2**64 - 1 if last is None else self.generation(last)
+        slots, keys, given = self.index.evict(
+            want, self.now, generations=packed, namespace=space, hashes=b"".join(kept), newest=newest
+        )
+        chunks, expected = self.model.evict(want, self.now, ranges, {(space, name) for name in kept}, newest)
         assert unpack_u32s(slots) == [chunk.slot for chunk in chunks]
         assert unpack_keys(keys) == [chunk.key for chunk in chunks]
         assert given == expected
@@ -527,6 +545,8 @@ class IndexAgainstModel(RuleBasedStateMachine):
         assert stats["moving"] == len(self.model.moves.all)
         assert stats["pinned"] == sum(map(len, self.model.pins.values()))
         assert stats["evicted"] == self.model.evicted
+        assert stats["generation"] == self.generation(self.model.generations)
+        assert set(unpack_u32s(self.index.namespaces())) == {chunk.key[0] for chunk in self.model.slots.values()}
         writable = [segment for segment in self.model.segments.values() if segment.writable]
         assert stats["capacity_bytes"] == sum(segment.capacity for segment in writable)
         assert stats["capacity_bytes"] == stats["used_bytes"] + stats["free_bytes"] + stats["condemned_bytes"]
@@ -535,6 +555,8 @@ class IndexAgainstModel(RuleBasedStateMachine):
             its = self.index.segment_stats(segment.number)
             size = sum(extent.size for extent in taken if extent.segment == segment.number)
             assert its["used_bytes"] + its["waiting_bytes"] == size
+            live = [shard for chunk in self.model.chunks.values() for shard in chunk.shards.values() if shard.committed]
+            assert its["chunks"] == sum(extent.segment == segment.number for its_ in live for extent in its_.extents)
             assert its["largest_free_bytes"] == self.model.largest_gap(segment)
 
 

@@ -195,7 +195,14 @@ def test_removal_is_at_once_and_pins_prevent_it(pool: tuple[Member, Member]) -> 
     assert client.remove(chunks + hashes(1)) == bytes([pb.IN_USE, pb.OK, pb.OK, pb.NOT_FOUND])
     assert client.exists(chunks) == bytes([pb.OK, pb.NOT_FOUND, pb.NOT_FOUND])
     assert client.unpin(pin.pin) == 1
-    assert client.remove(chunks[:32]) == bytes([pb.OK])
+    generation = client.locate(chunks[:32]).extents[:8]
+    for wrong in (bytes(8), generation[:7] + b"!"):
+        request = pb.RemoveRequest(namespace="ns", hashes=chunks[:32], generations=wrong)
+        assert call(client.pool.Remove, request).statuses == bytes([pb.NOT_FOUND])
+    request = pb.RemoveRequest(namespace="ns", hashes=chunks[:32], generations=generation)
+    assert call(client.pool.Remove, request).statuses == bytes([pb.OK])
+    with pytest.raises(InvalidRequestError):
+        call(client.pool.Remove, pb.RemoveRequest(namespace="ns", hashes=chunks, generations=generation))
 
 
 def test_batches_are_one_call_of_the_index(pool: tuple[Member, Member]) -> None:
@@ -238,6 +245,8 @@ def test_sizes_that_do_not_fit_are_refused(
         {"hashes": bytes(33)},
         {"replicas": 2**32 - 1},
         {"shards": 2**32 - 1},
+        {"spared": bytes(15)},
+        {"spared": bytes(16 * 4097)},
         {"namespace": ""},
         {"namespace": "x" * 256},
     ],

@@ -130,7 +130,8 @@ def test_segments_namespaces_and_writers_are_kept(reopen: Reopen) -> None:
     rows = [row(1), row(2, draining=True), row(3, lost=True)]
     writers = [Writer(os.urandom(16), os.urandom(16)) for _ in range(3)]
     changes = [store.put_segment(one) for one in rows]
-    changes += [store.put_namespace("llama", 1), store.put_namespace("qwen", 2)]
+    changes += [store.put_namespace("llama", 1), store.put_namespace("gone", 3), store.put_namespace("qwen", 2)]
+    changes.append(store.remove_namespaces([3, 7]))
     changes += [store.put_writer(writer) for writer in writers]
     changes.append(store.remove_writers([writers[1].session, b"nobody".ljust(16)]))
     for change in changes:

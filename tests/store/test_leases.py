@@ -13,7 +13,7 @@ import pytest
 from store_testing import content, key, keys
 
 from moonpool.cluster import LocalCluster, local_cluster
-from moonpool.store_client import Outcome
+from moonpool.store_client import Outcome, StoreClient, getting
 from moonpool.transfer_engine.testing import Faults, FaultyEngine
 
 LEASE = 0.05
@@ -102,3 +102,28 @@ def test_a_batch_in_pieces_asks_again_before_its_lease_ends(shared_cluster: Loca
         engine.set_faults(Faults(delay=1.0, delay_seconds=0.3))
         found = client.get(namespace, hashes, lease=1.2)
         assert list(found) == [content(hash_, 60_000) for hash_ in hashes]
+
+
+def test_a_batch_that_outlives_a_lease_misses_only_what_has_changed(
+    shared_cluster: LocalCluster, client: StoreClient, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashes, lease, run = keys(8, namespace), 2.0, getting._Piecewise.run
+    values = [content(hash_, 100_000) for hash_ in hashes]
+    client.put(namespace, hashes, values).require()
+    pieces = []
+
+    def changing(piece: getting._Piecewise) -> None:
+        pieces.append(piece)
+        run(piece)
+        if len(pieces) == 1:
+            client.remove(namespace, hashes[6:]).require()
+            client.put(namespace, hashes[6:7], [b"shorter"]).require()
+            time.sleep(lease / 2)
+
+    monkeypatch.setattr(getting._Piecewise, "run", changing)
+    # Half of it is room for five.
+    with shared_cluster.client(staging_bytes="1MiB", locations_max=0) as slow:
+        found = slow.get(namespace, hashes, lease=lease)
+    assert len(pieces) == 2
+    assert found.outcomes == bytes([Outcome.OK] * 6 + [Outcome.MISS] * 2)
+    assert list(found) == [*values[:6], None, None]

@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 from engine_testing.leaks import eventually
 from store_testing import content, key, keys, say
 
 from moonpool.cluster import local_cluster
-from moonpool.store_client import MasterUnavailableError
+from moonpool.proto.errors import SessionUnknownError
+from moonpool.store_client import MasterUnavailableError, session
 
 
 def test_every_hit_is_back_after_a_kill(capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,3 +83,31 @@ def test_a_master_that_remembers_nothing_gets_new_memory() -> None:
         assert eventually(lambda: len(client.segments()) == 2, 60)
         found = client.get("a", [key(0)])
         assert found[0] is None
+
+
+def test_a_call_opens_the_session_that_a_new_master_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    # By itself it would come back too late.
+    monkeypatch.setattr(session, "_BACKOFF_FIRST", 120.0)
+    with local_cluster(nodes=1, dram="16MiB") as cluster, cluster.client() as client:
+        client.put("a", [key(0)], [b"x" * 100]).require()
+        cluster.restart_master()
+        client.put("a", [key(1)], [b"x" * 100], timeout=60).require()
+        with client.pin("a", [key(1)]) as pin:
+            assert len(pin) == 1
+        assert client.stats()["master"]["sessions_opened"] == 2
+
+
+def test_a_session_that_stays_unknown_is_a_master_that_did_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    with local_cluster(nodes=1, dram="16MiB") as cluster, cluster.client() as client:
+
+        def unknown(*_: Any) -> None:
+            raise SessionUnknownError("the session is not known", retryable=True)
+
+        monkeypatch.setattr(client._core.link, "call", unknown)
+        for call in (
+            lambda: client.put("a", [key(2)], [b"x"], timeout=0.1),
+            lambda: client.pin("a", [key(1)], timeout=0.1),
+        ):
+            with pytest.raises(MasterUnavailableError, match=r"the session .* was not open again") as caught:
+                call()
+            assert caught.value.retryable

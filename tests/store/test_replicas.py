@@ -68,6 +68,30 @@ def test_a_spoilt_copy_is_never_given_out(client: StoreClient, namespace: str, a
     assert client.get(namespace, [hash_])[0] == content(hash_, 3000)
 
 
+def test_what_somebody_else_has_put_since_stays(own_cluster: LocalCluster, client: StoreClient, namespace: str) -> None:
+    first, second = keys(2, namespace)
+    for shard in range(2):
+        client.put(namespace, [first, second], [content(first, 3000)] * 2, shard=shard, shards=2).require()
+    for hash_ in (first, second):
+        spoil(client, locate(client, namespace, [hash_])[0, 0], HEADER)
+    assert client.get(namespace, [first, second]).count(Outcome.CORRUPT) == 2
+    # That the other shard is good says nothing of this one.
+    assert client.get(namespace, [first, second], shard=1).ok
+    with own_cluster.client() as other:
+        other.remove(namespace, [first]).require()
+        for shard in range(2):
+            other.put(namespace, [first], [content(first, 3000)], shard=shard, shards=2).require()
+        there = locate(other, namespace, [first])
+        with other.pin(namespace, [second]):
+            put = client.put(namespace, [first, second], [content(first, 3000)] * 2, shards=2)
+        assert put.outcomes == bytes([Outcome.ALREADY] * 2)
+        assert (locate(other, namespace, [first]) == there).all()
+        assert other.get(namespace, [first])[0] == content(first, 3000)
+    # It could not be removed, and is when it can be.
+    put = client.put(namespace, [first, second], [content(first, 3000)] * 2, shards=2)
+    assert put.outcomes == bytes([Outcome.ALREADY, Outcome.OK])
+
+
 def test_the_other_copy_is_read_then(client: StoreClient, namespace: str) -> None:
     hashes = keys(30, namespace)
     client.put(namespace, hashes, [content(hash_, 3000) for hash_ in hashes], replicas=2).require()

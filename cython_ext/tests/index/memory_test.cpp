@@ -332,6 +332,16 @@ const Case kCases[] = {
        world.slots.clear();
        return world.index->evict(UINT64_MAX, kNow, &world.slots, &keys, &freed);
      }},
+    {"evict_others", [](World &world) { world.put(1); },
+     [](World &world) {
+       std::string keys;
+       uint64_t freed = 0;
+       world.slots.clear();
+       const auto its = names(1);
+       const uint64_t range[2] = {1, 2};
+       const Spared spared{reinterpret_cast<const uint8_t *>(range), 1, {its.data(), 1, 1}};
+       return world.index->evict(UINT64_MAX, kNow, &world.slots, &keys, &freed, spared);
+     }},
     {"reclaim",
      [](World &world) {
        world.put(1);

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <set>
 #include <string>
 
 #include "family.hpp"
@@ -48,6 +49,22 @@ class Policies : public ::testing::TestWithParam<const char *> {
   Family family_{chunks_};
   std::unique_ptr<Policy> policy_;
 };
+
+TEST_P(Policies, WhatMayGoIsFoundBehindWhatIsNewerAndInUse) {
+  std::set<uint32_t> often;
+  for (uint32_t i = 0; i < 5; ++i) {
+    const uint32_t slot = add(i);
+    for (uint32_t use = 0; use < 9; ++use) policy_->on_touch(slot);
+    often.insert(slot);
+  }
+  for (uint32_t i = 5; i < 20; ++i) add(i);
+  for (uint32_t left = 5; left > 0; --left) {
+    const uint32_t found = victim([&](uint32_t slot) { return often.contains(slot); });
+    ASSERT_NE(found, kNone);
+    often.erase(found);
+    remove(found);
+  }
+}
 
 TEST_P(Policies, TheEndOfAChainGoesFirst) {
   uint32_t chain[10];
