@@ -26,6 +26,7 @@ from moonpool.master.errors import (
 )
 from moonpool.master.events import Entry, Events
 from moonpool.master.fences import Fences
+from moonpool.master.mending import Mending
 from moonpool.master.metrics import Metrics
 from moonpool.master.probes import Probes
 from moonpool.master.replays import Replays
@@ -76,6 +77,7 @@ class Core:
         self.probes = Probes(self.segments, self.metrics)
         self.copies = Copies(self)
         self.drains = Drains(self)
+        self.mending = Mending(self)
         #: Calls of PutStart that wait for room.
         self.waiting_puts = 0
         self.supervisor = Supervisor()
