@@ -158,7 +158,7 @@ class Copies:
         return sum(copy.deadline_ms < now_ms() for copy in self._waiting.values())
 
     async def ended(self, copies: Iterable[Copy]) -> None:
-        """Wait until all of these are done, but not longer than their deadlines, nor when the master is being stopped."""
+        """Wait until these are done, or their deadlines are over, or the master is being stopped."""
         waited: set[asyncio.Future[Any]] = {copy.done for copy in copies}
         closing: asyncio.Future[Any] = asyncio.ensure_future(self._core.closing.wait())
         end = time.monotonic() + self._core.settings.copy_deadline

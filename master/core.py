@@ -348,14 +348,18 @@ class Core:
         self.copies.lost(segment.row.segment)
 
     async def keep_writer(self, session: Session) -> None:
-        """See that the store knows who may write from now on.
+        """See that the store knows who may write or pin from now on.
 
         Raises:
             StoreUnavailableError: it does not.
+            SessionUnknownError: the session has ended meanwhile.
         """
-        if session.kept is None:
+        if self.store.lost is not None:
+            raise self.store.lost
+        if session.kept is None or (session.kept.done() and session.kept.exception() is not None):
             session.kept = self.store.put_writer(Writer(session.id, session.incarnation))
         await self.durable(session.kept)
+        self.sessions.get(session.id)
 
     def forget_writers(self, waiting: set[int]) -> None:
         """Forget sessions that have ended and of which nothing waits for a fence.

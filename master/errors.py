@@ -13,6 +13,7 @@ from moonpool.proto.errors import (
     SegmentLostError,
     SegmentUnknownError,
     SessionUnknownError,
+    StoreLostError,
     StoreUnavailableError,
     UnsupportedError,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "StartError",
     "StoreBusyError",
     "StoreDamagedError",
+    "StoreLostError",
     "StoreUnavailableError",
     "UnsupportedError",
 ]

@@ -77,7 +77,8 @@ class MembershipCalls:
             raise InvalidRequestError("this session has another incarnation or kind", hint="a new session id")
         if session is None:
             session = core.sessions.new(hello, core.host(hello.host_id), now_ms())
-        if session.kind == pb.CLIENT:
+        # Who only reads needs no row, and so no disk. One that has a row, or holds what needs one, keeps it.
+        if session.kind == pb.CLIENT and (hello.pins or hello.more_pins or hello.session in core.old_writers):
             try:
                 await core.keep_writer(session)
             except StoreUnavailableError:

@@ -2,7 +2,7 @@
 """Copies of chunks of which somebody has read something that is not what it should be. Used from the event loop only.
 
 Whoever says so may be the one with the bad NIC. So the node that holds such a copy looks at its own memory, and what it
-does not find spoilt itself stays. What it finds so is moved elsewhere with the bytes of another copy. Where there is none
+does not find spoilt itself stays. What it finds so moves elsewhere, with the bytes of another copy. Where there is none
 that can be read, or no room, it is dropped; a chunk of which no copy is left is removed.
 """
 
@@ -96,7 +96,6 @@ class Mending:
     async def _replace(self, bad: list[Move]) -> list[Move]:
         """Replace copies that are spoilt, or drop them. Returns others that were read for it and seem to be so too."""
         counts, others, left = self._core.metrics.counts, [], []
-        counts["spoilt_items"] += len(bad)
         _log.warning("%d chunks are spoilt in segment %d: %s", len(bad), bad[0].source, bad[0].hash.hex())
         copies = await self._begin(bad, replace=True)
         await self._core.copies.ended(copies)
@@ -114,8 +113,10 @@ class Mending:
         core, moves, slots, lost = self._core, b"", b"", b""
         for look in bad:
             room = max(0, core.drains.room()) if replace else 0
-            _, more, gone = core.index.mend(look.namespace, look.hash, look.shard, look.extent, room, now_ms())
+            status, more, gone = core.index.mend(look.namespace, look.hash, look.shard, look.extent, room, now_ms())
             moves, slots = moves + more, slots + gone
+            # Not what has gone, or is being replaced, since it was read.
+            core.metrics.counts["spoilt_items"] += replace and status[0] == pb.OK
             lost += look.namespace.to_bytes(4, "little") + look.hash if gone else b""
         begun = moves_of(moves)
         copies = core.copies.begin([move for move in begun if move.target != NO_SEGMENT])

@@ -28,6 +28,7 @@ __all__ = [
     "SegmentLostError",
     "SegmentUnknownError",
     "SessionUnknownError",
+    "StoreLostError",
     "StoreUnavailableError",
     "TlsError",
     "UnsupportedError",
@@ -94,6 +95,12 @@ class StoreUnavailableError(RemoteError, OSError):
     default_code = "STORE"
 
 
+class StoreLostError(StoreUnavailableError):
+    """The files of the metadata store are gone, or are others: nothing can be durable before the master starts anew."""
+
+    default_code = "STORE_LOST"
+
+
 class UnsupportedError(RemoteError, NotImplementedError):
     """This version of the master does not do that."""
 
@@ -132,6 +139,7 @@ _SENT: Final[dict[type[RemoteError], grpc.StatusCode]] = {
     SegmentUnknownError: grpc.StatusCode.NOT_FOUND,
     SegmentLostError: grpc.StatusCode.FAILED_PRECONDITION,
     LimitError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    StoreLostError: grpc.StatusCode.DATA_LOSS,
     StoreUnavailableError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     UnsupportedError: grpc.StatusCode.UNIMPLEMENTED,
     MasterClosedError: grpc.StatusCode.UNAVAILABLE,

@@ -7,7 +7,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from moonpool.master.errors import StoreLostError
 
 __all__ = ["EPOCH_MAX", "Identity", "MetadataStore", "SegmentRow", "Writer"]
 
@@ -74,7 +77,15 @@ class MetadataStore(ABC):
     Everything that changes it returns a future, which is done when the change is durable, or has failed with
     `StoreUnavailableError` and has changed nothing. Changes are carried out in the order in which they were asked for.
     Thread-safe, but for `open` and `close`, which are called once each, by one thread.
+
+    Attributes:
+        lost: why nothing can be durable any more, and what was need not be; None: all is well. It stays.
     """
+
+    lost: StoreLostError | None = None
+
+    def look(self) -> None:  # noqa: B027 - one in memory cannot get lost
+        """See whether what is durable is still there; `lost` says what was found. It may wait for a disk."""
 
     @abstractmethod
     def open(self) -> Identity:
