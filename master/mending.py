@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["Mending"]
 
 _log = logging.getLogger("moonpool.master")
-# Reports that wait for nodes to look. What is beyond that will be reported again.
-_REPORTS_MAX: Final = 256
+# Calls that wait for nodes to look. What is beyond that will be found again.
+_WAITING_MAX: Final = 256
 
 
 class Mending:
@@ -36,7 +36,7 @@ class Mending:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._reports = 0
+        self._waiting = 0
 
     def named(self, request: pb.ReportFailureRequest) -> list[Move]:
         """Return which copies a report is about, as far as they are there still.
@@ -64,13 +64,7 @@ class Mending:
 
     async def finds_nothing(self, segment: int, looks: list[Move]) -> bool:
         """Mend what a client has named. Returns whether its node has nothing to say against all of that."""
-        if not looks or self._reports >= _REPORTS_MAX:
-            return False
-        self._reports += 1
-        try:
-            return not await self.mend(segment, looks)
-        finally:
-            self._reports -= 1
+        return bool(looks) and self._waiting < _WAITING_MAX and not await self.mend(segment, looks)
 
     async def mend(self, number: int, looks: list[Move]) -> list[Move]:
         """Have the node of a segment look at these copies, and replace or drop what it finds spoilt.
@@ -78,20 +72,26 @@ class Mending:
         Returns:
             What it finds spoilt.
         """
-        core, segment = self._core, self._core.segments.all.get(number)
-        if segment is None:
+        segment = self._core.segments.all.get(number)
+        if segment is None or self._waiting >= _WAITING_MAX:
             return []
-        async with segment.mending:
-            if not segment.connected:
-                return []
-            (copy,) = core.copies.begin(looks)
-            await core.copies.ended([copy])
-            found = copy.done.result() if copy.done.done() else b""
-            bad = [look for look, status in zip(looks, found, strict=False) if status == pb.SPOILT]
-            others = await self._replace(bad) if bad else []
+        self._waiting += 1
+        try:
+            async with segment.mending:
+                bad = await self._look(looks) if segment.connected else []
+                others = await self._replace(bad) if bad else []
+        finally:
+            self._waiting -= 1
         for source, its in itertools.groupby(sorted(others, key=lambda look: look.source), lambda look: look.source):
             await self.mend(source, list(its))
         return bad
+
+    async def _look(self, looks: list[Move]) -> list[Move]:
+        """Return which of these its node finds spoilt."""
+        (copy,) = self._core.copies.begin(looks)
+        await self._core.copies.ended([copy])
+        found = copy.done.result() if copy.done.done() else b""
+        return [look for look, status in zip(looks, found, strict=False) if status == pb.SPOILT]
 
     async def _replace(self, bad: list[Move]) -> list[Move]:
         """Replace copies that are spoilt, or drop them. Returns others that were read for it and seem to be so too."""
@@ -100,7 +100,7 @@ class Mending:
         copies = await self._begin(bad, replace=True)
         await self._core.copies.ended(copies)
         for copy in copies:
-            found = copy.done.result() if copy.done.done() else bytes(len(copy.moves))
+            found = copy.done.result() if copy.done.done() else bytes([pb.WRITING]) * len(copy.moves)
             counts["spoilt_replaced_items"] += found.count(pb.OK)
             failed = {move.hash for move, status in zip(copy.moves, found, strict=True) if status != pb.OK}
             others += [copy.moves[place].look() for place in positions(found, pb.SPOILT)]

@@ -135,6 +135,7 @@ class WriteQueue:
             waiting.done.set_result(None)
 
     def _transact(self, group: list[_Waiting]) -> None:
+        self._see()  # also before: what was cut off is as long as before, once more is written
         self._database.execute("BEGIN IMMEDIATE")
         try:
             for waiting in group:
