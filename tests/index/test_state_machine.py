@@ -371,12 +371,16 @@ class IndexAgainstModel(RuleBasedStateMachine):
     @rule(data=st.data(), room=st.sampled_from([0, 1 << 40, 1 << 40]), stale=st.booleans())
     def mend(self, data: st.DataObject, room: int, stale: bool) -> None:
         """A copy is spoilt. `stale`: what is said of it has been so."""
-        key = data.draw(st.sampled_from(sorted(self.model.chunks)))
-        shard = data.draw(st.sampled_from(sorted(self.model.chunks[key].shards)))
-        its = self.model.chunks[key].shards[shard]
-        if not its.extents:
+        copies = [
+            (key, number, extent)
+            for key, chunk in sorted(self.model.chunks.items(), key=lambda item: item[0])
+            for number, its in sorted(chunk.shards.items())
+            for extent in its.extents
+        ]
+        if not copies:
             return
-        old = data.draw(st.sampled_from(its.extents))
+        key, shard, old = data.draw(st.sampled_from(copies))
+        its = self.model.chunks[key].shards[shard]
         generation = its.generation - (1 if stale else 0)
         expected, others = self.model.moves.may_mend(key, shard, generation, old)
         packed = struct.pack("<QQQII", generation, old.offset, its.length, old.segment, 0)
