@@ -86,7 +86,7 @@ def _trouble(core: Core, segment: Segment) -> str:
         grace = core.settings.segment_grace
         return f"its node is not back since the master was started {_ago(core.started_ms)} (lost after {grace:g} s)"
     silent_s, timeout = (now - node.seen_ms) / 1000, core.settings.session_timeout
-    silent = node.outbox is None or silent_s > 2 * core.settings.heartbeat_interval
+    silent = node.outbox is None or silent_s > 3 * core.settings.heartbeat_interval
     why = [f"its node has not been heard for {silent_s:.0f} s (lost after {timeout:g} s)"] * silent
     if segment.quarantined:
         why.insert(0, f"quarantined {_ago(segment.quarantined_ms)}: {segment.cause or 'it could not be reached'}")

@@ -294,7 +294,9 @@ def test_what_finds_no_room_stays_and_undo_stops(monkeypatch: pytest.MonkeyPatch
         told = json.loads(stuck.stdout[: stuck.stdout.index("}") + 1])
         assert told["stuck"] == told["chunks"] > 0
         assert told["state"] == "draining"
-        assert "stuck" in run.invoke(cli, ["ls"]).output
+        assert "no room elsewhere" in told["cause"]
+        for command in ("ls", "status"):
+            assert "stuck: " in run.invoke(cli, [command]).output
         undone = run.invoke(cli, ["drain", "node-0", "--undo"])
         assert "used again" in undone.output
         assert client.exists(SPACE, hashes).all()
