@@ -237,7 +237,7 @@ class ChunkIndex:
         """
 
     def mend(
-        self, namespace: int, hashes: bytes, shard: int, extents: bytes, room_bytes: int, now_ms: int
+        self, namespace: int, hashes: bytes, shard: int, extents: bytes, replace: bool, now_ms: int
     ) -> tuple[bytes, bytes, bytes]:
         """Begin to replace copies that are spoilt, of each chunk the one at this extent (as `locate` gives it).
 
@@ -251,7 +251,7 @@ class ChunkIndex:
             hashes: of them.
             shard: whose copies.
             extents: n x 32 bytes.
-            room_bytes: the moves take no more than this in all.
+            replace: where that can be; otherwise all move to nowhere.
             now_ms: the time.
 
         Returns:

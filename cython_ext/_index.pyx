@@ -364,12 +364,12 @@ cdef class ChunkIndex:
         _check(outcome, segment)
         return statuses, <bytes>moves
 
-    def mend(self, namespace, bytes hashes not None, shard, bytes extents not None, room_bytes, now_ms):
+    def mend(self, namespace, bytes hashes not None, shard, bytes extents not None, replace, now_ms):
         cdef MendCall call
         call.hashes = _hashes(hashes, namespace)
         call.shard = _u32(shard, "shard")
         call.extents = _each(extents, "extents", call.hashes.count, kExtentBytes)
-        call.room = _u64(room_bytes, "room_bytes")
+        call.replace = bool(replace)
         call.now = _time(now_ms, "now_ms")
         cdef bytes statuses = _new(call.hashes.count)
         cdef uint8_t *statuses_at = _room(statuses)

@@ -80,7 +80,7 @@ cdef extern from "index.hpp" namespace "moonpool::index" nogil:
         Hashes hashes
         uint32_t shard
         const uint8_t *extents
-        uint64_t room
+        bint replace
         int64_t now
 
     cdef cppclass SegmentStats:

@@ -94,7 +94,7 @@ class Drains:
             if segment.session is not None and not segment.quarantined:
                 await self._advance(segment, drain)
 
-    def room(self) -> int:
+    def _room(self) -> int:
         """Return how many bytes may be moved before puts would miss the room."""
         stats = self._core.index.stats()
         taken: int = stats["capacity_bytes"] - stats["free_bytes"]
@@ -124,7 +124,7 @@ class Drains:
         if now_ms() >= drain.paused_until_ms and not core.segments.any_writable(()):
             self._all_stuck(number, drain, "no other segment takes chunks now")
         while self._may(segment, drain):
-            crowded, room = core.copies.crowded(), self.room()
+            crowded, room = core.copies.crowded(), self._room()
             if room <= 0:
                 self._all_stuck(number, drain, _FULL)
                 return

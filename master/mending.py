@@ -111,9 +111,9 @@ class Mending:
     async def _begin(self, bad: list[Move], *, replace: bool) -> list[Copy]:
         """Begin to replace those that can be, if that is wanted, and drop the others."""
         core, moves, slots, lost = self._core, b"", b"", b""
+        # Not within the bounds of a drain: what is replaced gives up as much room as it takes.
         for look in bad:
-            room = max(0, core.drains.room()) if replace else 0
-            status, more, gone = core.index.mend(look.namespace, look.hash, look.shard, look.extent, room, now_ms())
+            status, more, gone = core.index.mend(look.namespace, look.hash, look.shard, look.extent, replace, now_ms())
             moves, slots = moves + more, slots + gone
             # Not what has gone, or is being replaced, since it was read.
             core.metrics.counts["spoilt_items"] += replace and status[0] == pb.OK

@@ -254,7 +254,7 @@ class Run {
     for (size_t i = 0; i < hashes.count; ++i) {
       spoilt += extents.substr((i * replicas + source.below(replicas)) * kExtentBytes, kExtentBytes);
     }
-    FUZZ_CHECK(index_->mend({hashes, 0, at(spoilt, 0), source.below(9000), now_}, statuses, begun, &removed_) ==
+    FUZZ_CHECK(index_->mend({hashes, 0, at(spoilt, 0), source.below(2) != 0, now_}, statuses, begun, &removed_) ==
                Outcome::kOk);
   }
   void commit_moves(Source &source) {

@@ -115,7 +115,7 @@ struct MendCall {
   Hashes hashes;
   uint32_t shard;
   const uint8_t *extents;  // the copy of each that is spoilt
-  uint64_t room;
+  bool replace;
   int64_t now;
 };
 
@@ -259,8 +259,8 @@ class ChunkIndex {
   bool movable(uint32_t slot, Place from, uint32_t *shard);
   // Replicas that are not lost, but for the one at `from`; `others` has room for all.
   uint32_t others_of(const Shard &shard, Place from, Place *others) const;
-  ItemStatus mend_one(const MendCall &call, size_t i, uint32_t slot, Placement &placement, uint64_t *room,
-                      std::string *moves, bool *last);
+  ItemStatus mend_one(const MendCall &call, size_t i, uint32_t slot, Placement &placement, std::string *moves,
+                      bool *last);
   bool place_elsewhere(Placement &placement, const Shard &shard, Place from, Place *to);
   Move &begin_move(uint32_t slot, uint32_t shard, Place from, Place to, std::string *moves);
   void take_back_moves(const std::string &moves, size_t from);

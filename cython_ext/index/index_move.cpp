@@ -195,12 +195,11 @@ Outcome ChunkIndex::mend(const MendCall &call, uint8_t *statuses, std::string *m
     // What it will name, at most: what is detached has to be told.
     slots->reserve(slots->size() + call.hashes.count * 4);
     Placement placement(segments_, {}, 0, 1, call.now, random_);
-    uint64_t room = call.room;
     std::vector<uint32_t> gone;
     Undo undo([&, before = moves->size()] { take_back_moves(*moves, before); });
     find_each(call.hashes, [&](size_t i, uint32_t slot) {
       bool last = false;
-      statuses[i] = static_cast<uint8_t>(mend_one(call, i, slot, placement, &room, moves, &last));
+      statuses[i] = static_cast<uint8_t>(mend_one(call, i, slot, placement, moves, &last));
       if (last) gone.push_back(slot);
       return true;
     });
@@ -214,8 +213,8 @@ Outcome ChunkIndex::mend(const MendCall &call, uint8_t *statuses, std::string *m
   });
 }
 
-ItemStatus ChunkIndex::mend_one(const MendCall &call, size_t i, uint32_t slot, Placement &placement, uint64_t *room,
-                                std::string *moves, bool *last) {
+ItemStatus ChunkIndex::mend_one(const MendCall &call, size_t i, uint32_t slot, Placement &placement, std::string *moves,
+                                bool *last) {
   if (slot == kNone || call.shard >= chunks_[slot].shards) return ItemStatus::kNotFound;
   const Shard &shard = chunks_[slot].shard(call.shard);
   const uint8_t *extent = call.extents + i * kExtentBytes;
@@ -234,11 +233,9 @@ ItemStatus ChunkIndex::mend_one(const MendCall &call, size_t i, uint32_t slot, P
   *last = count == 0;
   if (*last) return ItemStatus::kOk;
   const Place *source = std::find_if(others, others + count, [&](Place place) { return segments_.readable(place); });
-  const uint64_t bytes = segments_.bytes(from);
   // In the segment that it leaves, too: that host has none of the others.
-  if (source != others + count && bytes <= *room && placement.place_beside(bytes / kUnit, others, count, &to)) {
-    *room -= bytes;
-  } else {
+  if (!call.replace || source == others + count ||
+      !placement.place_beside(segments_[from.segment].space.units(from.piece), others, count, &to)) {
     to = kNowhere;
     source = &from;
   }

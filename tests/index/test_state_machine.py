@@ -368,8 +368,8 @@ class IndexAgainstModel(RuleBasedStateMachine):
         self.moves.append(number)
 
     @precondition(lambda self: self.model.chunks)
-    @rule(data=st.data(), room=st.sampled_from([0, 1 << 40, 1 << 40]), stale=st.booleans())
-    def mend(self, data: st.DataObject, room: int, stale: bool) -> None:
+    @rule(data=st.data(), replace=st.booleans(), stale=st.booleans())
+    def mend(self, data: st.DataObject, replace: bool, stale: bool) -> None:
         """A copy is spoilt. `stale`: what is said of it has been so."""
         copies = [
             (key, number, extent)
@@ -384,8 +384,8 @@ class IndexAgainstModel(RuleBasedStateMachine):
         generation = its.generation - (1 if stale else 0)
         expected, others = self.model.moves.may_mend(key, shard, generation, old)
         packed = struct.pack("<QQQII", generation, old.offset, its.length, old.segment, 0)
-        targets = self.model.moves.targets(key, shard, old, []) if others and room else set()
-        statuses, moves, slots = self.index.mend(key[0], key[1], shard, packed, room, self.now)
+        targets = self.model.moves.targets(key, shard, old, []) if others and replace else set()
+        statuses, moves, slots = self.index.mend(key[0], key[1], shard, packed, replace, self.now)
         assert statuses_of(statuses) == [expected]
         if expected is Status.OK and not others:
             assert unpack_u32s(slots) == [self.model.chunks[key].slot]

@@ -152,11 +152,11 @@ class World {
       std::memcpy(&spoilt[i * kExtentBytes], &extents[i * replicas * kExtentBytes], kExtentBytes);
     }
   }
-  Outcome mend(uint64_t room) {
+  Outcome mend(bool replace) {
     std::string moved;
     const auto its = names(1);
     slots.clear();
-    const Outcome outcome = index->mend({{its.data(), kBatch, 1}, 0, spoilt, room, kNow}, statuses, &moved, &slots);
+    const Outcome outcome = index->mend({{its.data(), kBatch, 1}, 0, spoilt, replace, kNow}, statuses, &moved, &slots);
     if (outcome == Outcome::kOk) keep_moves(moved);
     return outcome;
   }
@@ -383,8 +383,8 @@ const Case kCases[] = {
        }
        return Outcome::kOk;
      }},
-    {"mend", [](World &world) { world.put_and_find(); }, [](World &world) { return world.mend(UINT64_MAX); }},
-    {"mend_without_room", [](World &world) { world.put_and_find(); }, [](World &world) { return world.mend(0); }},
+    {"mend", [](World &world) { world.put_and_find(); }, [](World &world) { return world.mend(true); }},
+    {"mend_to_nowhere", [](World &world) { world.put_and_find(); }, [](World &world) { return world.mend(false); }},
     {"mend_the_last_copy",
      [](World &world) {
        world.put_and_find();
@@ -392,7 +392,7 @@ const Case kCases[] = {
          if (segment != load_u32(&world.spoilt[24])) world.index->drop_segment(segment);
        }
      },
-     [](World &world) { return world.mend(UINT64_MAX); }},
+     [](World &world) { return world.mend(true); }},
     {"commit_moves",
      [](World &world) {
        world.put_and_add();
