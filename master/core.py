@@ -368,7 +368,7 @@ class Core:
             waiting: owners of whom something does.
         """
         over = [session for owner, session in self.sessions.ended.items() if owner not in waiting]
-        ids = [session.id for session in over if session.id not in self.old_writers]
+        ids = [session.id for session in over if session.kept is not None and session.id not in self.old_writers]
         for session in over:
             self.sessions.forget(session)
         if self.old_writers and self._every_segment_is_settled():

@@ -144,12 +144,12 @@ class Drains:
             await asyncio.sleep(0)
 
     def _done(self, drain: _Drain, copy: Copy, done: asyncio.Future[bytes]) -> None:
-        failed = done.result().count(pb.NOT_MOVED)
-        drain.moved += done.result().count(pb.OK)
+        moved, failed = (done.result().count(status) for status in (pb.OK, pb.NOT_MOVED))
+        drain.moved += moved
         drain.failed += failed
         if failed:
             drain.failure = copy.cause
-        if failed < len(copy.places):
+        if moved:
             drain.pause_ms = _PAUSE_FIRST_MS
         else:
             self._pause(drain)
