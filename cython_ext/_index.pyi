@@ -199,8 +199,9 @@ class ChunkIndex:
 
     # ---- moves: a replica of a shard goes to another segment. A chunk has one move under way at most.
     #
-    # A move is 88 bytes: u64 number (never given again), u32 segment that it leaves, u32 segment that it goes to,
-    # u64 generation, u64 old offset, u64 new offset, u64 length of the payload, u32 shard, u32 zero, 32 bytes of hash.
+    # A move is 96 bytes: u64 number (never given again), u32 segment that it leaves, u32 segment that it goes to,
+    # u32 segment that is to be read, u32 namespace, u64 generation, u64 offset there, u64 new offset, u64 length of the
+    # payload, u32 shard, u32 zero, 32 bytes of hash.
     #
     # The new extent is as large as the old one, and belongs to the move until `publish_moves`. Whoever copies the bytes
     # says when nothing of that can write there any more; before, `commit_moves` and `abort_moves` may not name it.
@@ -249,6 +250,29 @@ class ChunkIndex:
             (statuses, moves: one for each that is OK). ALREADY: each shard has a replica there. WRITING: it is written
             or moves already, or these are as many moves as were asked for. NO_SPACE: no room, or not writable.
             TOO_LARGE: for this segment. NOT_FOUND: also when it cannot be read.
+        """
+
+    def mend(
+        self, namespace: int, hashes: bytes, shard: int, extents: bytes, replace: bool, now_ms: int
+    ) -> tuple[bytes, bytes, bytes]:
+        """Begin to replace copies that are spoilt, of each chunk the one at this extent (as `locate` gives it).
+
+        Each moves to where there is room, its own segment included, and another copy is to be read for it. Where there
+        is no other that can be read, or no room, it moves to nowhere (segment NO_SEGMENT): nothing is to be copied, and
+        with the record of `commit_moves` the chunk has one replica less; but not its last one (NOT_FOUND).
+        A chunk of which it is the last copy of a shard is removed, also when it is pinned.
+
+        Args:
+            namespace: of the chunks.
+            hashes: of them.
+            shard: whose copies.
+            extents: n x 32 bytes.
+            replace: where that can be; otherwise all move to nowhere.
+            now_ms: the time.
+
+        Returns:
+            (statuses, moves, slots of chunks that are removed, as in `evict`). NOT_FOUND: there is no such copy any
+            more. WRITING: the chunk is written or moves.
         """
 
     def commit_moves(self, moves: bytes) -> tuple[bytes, bytes, bytes]:

@@ -10,7 +10,8 @@ from libcpp.memory cimport unique_ptr
 from libcpp.string cimport string
 from libcpp.vector cimport vector
 
-from moonpool_index cimport (Hashes, IndexStats, MoveOutCall, MoveToCall, Native, Outcome, SegmentStats, Spared,
+from moonpool_index cimport (Hashes, IndexStats, MendCall, MoveOutCall, MoveToCall, Native, Outcome, SegmentStats,
+                             Spared,
                              StartCall, kEpochMax, kExtentBytes, kHashBytes, kHeaderBytes, kLeafBytes, kMoveBytes,
                              kNone, kReplicasMax, kShardsMax, kUnit, kUnitsMax, its_extent_bytes, string_view)
 
@@ -372,6 +373,22 @@ cdef class ChunkIndex:
             outcome = self._index.get().move_to(call, statuses_at, &moves)
         _check(outcome, segment)
         return statuses, <bytes>moves
+
+    def mend(self, namespace, bytes hashes not None, shard, bytes extents not None, replace, now_ms):
+        cdef MendCall call
+        call.hashes = _hashes(hashes, namespace)
+        call.shard = _u32(shard, "shard")
+        call.extents = _each(extents, "extents", call.hashes.count, kExtentBytes)
+        call.replace = bool(replace)
+        call.now = _time(now_ms, "now_ms")
+        cdef bytes statuses = _new(call.hashes.count)
+        cdef uint8_t *statuses_at = _room(statuses)
+        cdef string moves, slots
+        cdef Outcome outcome
+        with nogil:
+            outcome = self._index.get().mend(call, statuses_at, &moves, &slots)
+        _check(outcome)
+        return statuses, <bytes>moves, <bytes>slots
 
     def commit_moves(self, bytes moves not None):
         cdef size_t count = 0

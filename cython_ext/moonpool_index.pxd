@@ -82,6 +82,13 @@ cdef extern from "index.hpp" namespace "moonpool::index" nogil:
         Hashes hashes
         uint64_t newest
 
+    cdef cppclass MendCall:
+        Hashes hashes
+        uint32_t shard
+        const uint8_t *extents
+        bint replace
+        int64_t now
+
     cdef cppclass SegmentStats:
         uint64_t capacity_bytes
         uint64_t used_bytes
@@ -137,6 +144,7 @@ cdef extern from "index.hpp" namespace "moonpool::index" nogil:
         Outcome reclaim(const uint8_t *, size_t, int64_t, uint64_t *)
         Outcome move_out(const MoveOutCall &, string *, uint32_t *, uint64_t *)
         Outcome move_to(const MoveToCall &, uint8_t *, string *)
+        Outcome mend(const MendCall &, uint8_t *, string *, string *)
         Outcome commit_moves(const uint8_t *, size_t, uint8_t *, string *, string *)
         Outcome publish_moves(const uint8_t *, size_t, int64_t, uint64_t *)
         Outcome abort_moves(const uint8_t *, size_t, uint64_t *)

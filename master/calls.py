@@ -176,7 +176,8 @@ class Calls:
         if isinstance(error, grpc.aio.AbortError):
             raise error
         over = duty is not None and duty.over
-        if isinstance(error, StoreLostError) or (
+        taken = duty is not None and duty.store.shared and isinstance(error, StoreLostError)
+        if taken or (
             over and isinstance(error, (StoreUnavailableError, MasterClosedError))
         ):
             # What it met is that its time is over; the next leader knows what became of the call.

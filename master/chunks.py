@@ -219,11 +219,12 @@ class ChunkCalls:
 
     # ---------------------------------------------------------------- pins
 
-    def Pin(self, request: pb.PinRequest) -> pb.PinReply:
+    async def Pin(self, request: pb.PinRequest) -> pb.PinReply:
         """Keep chunks for as long as the session, or until Unpin."""
         core = self._core
         session = core.sessions.get(request.session)
         self._count(request.hashes)
+        await core.keep_writer(session)  # a later master waits for who may hold pins
         if len(session.pins) >= PINS_MAX:
             raise LimitError(f"the session holds {len(session.pins)} pins", hint="fewer, of more chunks each")
         return core.replays.once(session, request.request, lambda: self._pin(session, request))

@@ -3,7 +3,8 @@
 
 The node that gets the bytes is the only one that writes there. So the new extents of a copy are free again when that
 node says that nothing of it can write any more: with CopyDone, with CopiesOver on a later stream, or by being gone
-with all of its memory. No timer frees them. Used from the event loop only.
+with all of its memory. No timer frees them. A node is also asked to look at what it has itself, which writes nothing.
+Used from the event loop only.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from moonpool._index import MOVE_BYTES
 from moonpool.master.clock import now_ms
 from moonpool.master.errors import StoreDamagedError, StoreUnavailableError
-from moonpool.master.packed import positions, take
+from moonpool.master.packed import positions
 from moonpool.proto import pool_pb2 as pb
 
 if TYPE_CHECKING:
@@ -26,14 +28,50 @@ if TYPE_CHECKING:
     from moonpool.master.segments import Segment
     from moonpool.master.sessions import Outbox, Session
 
-__all__ = ["COUNT_MAX", "Copies", "Copy"]
+__all__ = ["COUNT_MAX", "Copies", "Copy", "Move", "moves_of"]
 
 _log = logging.getLogger("moonpool.master")
 #: Extents of one copy. A stream carries it in one message.
 COUNT_MAX: Final = 512
-# Of a move as the index gives it: its number, the two segments, and what the node is told.
-_NUMBER, _SEGMENTS, _TOLD = slice(0, 8), slice(8, 16), slice(16, MOVE_BYTES)
-_LENGTH: Final = slice(40, 48)
+_MOVE: Final = struct.Struct("<QIIIIQQQQII32s")
+assert _MOVE.size == MOVE_BYTES
+# What the node is told of it.
+_TOLD: Final = slice(24, MOVE_BYTES)
+
+
+class Move(NamedTuple):
+    """A move as the index gives it; or, with number 0, an extent to be looked at where it is."""
+
+    number: int
+    leaves: int
+    target: int
+    source: int
+    namespace: int
+    generation: int
+    there: int
+    here: int
+    length: int
+    shard: int
+    zero: int
+    hash: bytes
+
+    @property
+    def extent(self) -> bytes:
+        """The extent that is read, as `ChunkIndex.locate` gives it."""
+        return struct.pack("<QQQII", self.generation, self.there, self.length, self.source, 0)
+
+    def look(self) -> Move:
+        """Return what the node of the segment that is read is asked, to look at this extent itself."""
+        return self._replace(number=0, leaves=self.source, target=self.source, here=self.there)
+
+
+def moves_of(packed: bytes) -> list[Move]:
+    """Return moves as the index gives them."""
+    return [Move._make(move) for move in _MOVE.iter_unpack(packed)]
+
+
+def _numbers(moves: Iterable[Move]) -> bytes:
+    return b"".join(move.number.to_bytes(8, "little") for move in moves)
 
 
 @dataclass(eq=False)
@@ -43,25 +81,43 @@ class Copy:
     Attributes:
         node: that carries it out.
         stream: over which it was asked for.
-        source: the segment that it reads.
-        target: the segment that it writes.
-        moves: their numbers in the index, n x u64.
+        moves: what for; all of the same segments.
         places: of each of them among the moves that `Copies.begin` was given.
-        nbytes: of payload.
         deadline_ms: when the node should have answered.
-        done: the outcome, for each OK or NOT_MOVED. It never fails.
+        cause: of the first that is not OK, once it is done.
+        done: the outcome, for each OK, NOT_MOVED, or WRITING: it was spoilt, its node has seen that too, and it is
+            replaced or dropped, so that there is something else to be moved now, or nothing. What was to be replaced,
+            or was looked at, is SPOILT instead. It never fails.
     """
 
     number: int
     node: Session
     stream: Outbox | None
-    source: int
-    target: int
-    moves: bytes
+    moves: list[Move]
     places: list[int]
-    nbytes: int
     deadline_ms: int
+    cause: str = ""
     done: asyncio.Future[bytes] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    @property
+    def source(self) -> int:
+        """The segment that it reads."""
+        return self.moves[0].source
+
+    @property
+    def target(self) -> int:
+        """The segment that it writes."""
+        return self.moves[0].target
+
+    @property
+    def looks(self) -> bool:
+        """Whether the node only looks at what it has."""
+        return not self.moves[0].number
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of payload."""
+        return sum(move.length for move in self.moves)
 
 
 class Copies:
@@ -94,11 +150,24 @@ class Copies:
 
     def moving_from(self, segment: int) -> int:
         """Return how many moves out of a segment are under way."""
-        return sum(len(copy.places) for copy in self.under_way.values() if copy.source == segment)
+        copies = (copy for copy in self.under_way.values() if not copy.looks)
+        return sum(len(copy.places) for copy in copies if copy.moves[0].leaves == segment)
 
     def overdue(self) -> int:
         """Return how many copies should have been answered."""
         return sum(copy.deadline_ms < now_ms() for copy in self._waiting.values())
+
+    async def ended(self, copies: Iterable[Copy]) -> None:
+        """Wait until these are done, or their deadlines are over, or the master is being stopped."""
+        waited: set[asyncio.Future[Any]] = {copy.done for copy in copies}
+        closing: asyncio.Future[Any] = asyncio.ensure_future(self._core.closing.wait())
+        end = time.monotonic() + self._core.settings.copy_deadline
+        try:
+            while waited and not closing.done() and (left := end - time.monotonic()) > 0:
+                await asyncio.wait({*waited, closing}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                waited = {one for one in waited if not one.done()}
+        finally:
+            closing.cancel()
 
     async def wait(self, seconds: float) -> None:
         """Wait until a copy has ended, or for so long."""
@@ -109,17 +178,16 @@ class Copies:
 
     # ---------------------------------------------------------------- their life
 
-    def begin(self, moves: bytes) -> list[Copy]:
-        """Have nodes carry out moves that the index has begun."""
-        each = [moves[at : at + MOVE_BYTES] for at in range(0, len(moves), MOVE_BYTES)]
-        by_segments: dict[tuple[int, int], list[int]] = {}
-        for place, move in enumerate(each):
-            by_segments.setdefault(struct.unpack("<II", move[_SEGMENTS]), []).append(place)
-        return [self._begin(each, source, target, places) for (source, target), places in by_segments.items()]
+    def begin(self, moves: list[Move]) -> list[Copy]:
+        """Have nodes carry out moves that the index has begun, or look at extents."""
+        by_segments: dict[tuple[int, int, int], list[int]] = {}
+        for place, move in enumerate(moves):
+            by_segments.setdefault((move.leaves, move.source, move.target), []).append(place)
+        return [self._begin([moves[place] for place in places], places) for places in by_segments.values()]
 
-    def _begin(self, moves: list[bytes], source: int, target: int, places: list[int]) -> Copy:
-        its = [moves[place] for place in places]
-        node = self._core.segments.all[target].session
+    def _begin(self, moves: list[Move], places: list[int]) -> Copy:
+        source, target = (self._core.segments.all[number] for number in (moves[0].source, moves[0].target))
+        node = target.session
         assert node is not None, "the index places nothing where no node is"
         patience_ms = round(self._core.settings.copy_deadline * 1000)
         self._number += 1
@@ -127,11 +195,8 @@ class Copies:
             number=self._number,
             node=node,
             stream=node.outbox,
-            source=source,
-            target=target,
-            moves=b"".join(move[_NUMBER] for move in its),
+            moves=moves,
             places=places,
-            nbytes=sum(int.from_bytes(move[_LENGTH], "little") for move in its),
             deadline_ms=now_ms() + patience_ms,
         )
         self._waiting[copy.number] = self.under_way[copy.number] = copy
@@ -142,9 +207,9 @@ class Copies:
             copy.stream.put(
                 copy=pb.Copy(
                     copy=copy.number,
-                    source=_told(self._core.segments.all[source]),
-                    segment=target,
-                    extents=b"".join(move[_TOLD] for move in its),
+                    source=_told(source),
+                    segment=target.row.segment,
+                    extents=b"".join(_MOVE.pack(*move)[_TOLD] for move in moves),
                     deadline_ms=patience_ms,
                 )
             )
@@ -177,41 +242,63 @@ class Copies:
         if len(statuses) != len(copy.places):
             statuses = bytes([pb.NOT_MOVED]) * len(copy.places)
         if failed := len(copy.places) - statuses.count(pb.OK):
+            copy.cause = cause[:1024]
             _log.info("copy of %d extents from segment %d to %d: %s", failed, copy.source, copy.target, cause[:1024])
-        self._core.run(self._finish(copy, statuses))
+        if copy.looks:
+            self._done(copy, statuses)
+        else:
+            self._core.run(self._finish(copy, statuses))
+
+    def _done(self, copy: Copy, found: bytes) -> None:
+        self.under_way.pop(copy.number, None)
+        copy.done.set_result(found)
+        self.changed.set()
+        self.changed = asyncio.Event()
 
     async def _finish(self, copy: Copy, statuses: bytes) -> None:
         core = self._core
         found = bytearray([pb.NOT_MOVED]) * len(copy.places)
         try:
             good = positions(statuses, pb.OK)
-            if bad := [place for place, status in enumerate(statuses) if status != pb.OK]:
-                core.index.abort_moves(take(copy.moves, 8, bad))
-            for place in await self._commit(take(copy.moves, 8, good)):
+            if bad := [move for move, status in zip(copy.moves, statuses, strict=True) if status != pb.OK]:
+                core.index.abort_moves(_numbers(bad))
+            for place in await self.commit([copy.moves[place] for place in good]):
                 found[good[place]] = pb.OK
-        finally:
             moved = found.count(pb.OK)
             core.metrics.counts["moved_items"] += moved
             core.metrics.counts["moved_bytes"] += copy.nbytes * moved // len(found)
             core.metrics.counts["not_moved_items"] += len(found) - moved
+            # Others may be copied while the source looks.
             del self.under_way[copy.number]
-            copy.done.set_result(bytes(found))
-            self.changed.set()
-            self.changed = asyncio.Event()
             core.freed()
+            if spoilt := positions(statuses, pb.SPOILT):
+                await self._spoilt(copy, spoilt, found)
+        finally:
+            self._done(copy, bytes(found))
 
-    async def _commit(self, moves: bytes) -> list[int]:
+    async def _spoilt(self, copy: Copy, places: list[int], found: bytearray) -> None:
+        """What was read is not what it should be: at its place, or only on the way?"""
+        looks = {copy.moves[place].look(): place for place in places}
+        if copy.moves[0].leaves != copy.source:
+            # It was to replace another one. Whoever does that goes on with it.
+            bad, status = list(looks), pb.SPOILT
+        else:
+            bad, status = await self._core.mending.mend(copy.source, list(looks)), pb.WRITING
+        for look in bad:
+            found[looks[look]] = status
+
+    async def commit(self, moves: list[Move]) -> list[int]:
         """Make moves durable, then visible. Returns which ones."""
-        core = self._core
+        core, packed = self._core, _numbers(moves)
         try:
-            statuses, slots, records = core.index.commit_moves(moves)
+            statuses, slots, records = core.index.commit_moves(packed)
         except BaseException:
-            core.index.abort_moves(moves)
+            core.index.abort_moves(packed)
             raise
         good = positions(statuses, pb.OK)
         if not good:
             return []
-        good_moves = take(moves, 8, good)
+        good_moves = _numbers(moves[place] for place in good)
         try:
             await core.durable(core.store.apply(slots, records, b""))
         except (StoreUnavailableError, StoreDamagedError) as error:

@@ -24,6 +24,7 @@ from moonpool.master.errors import (
 )
 from moonpool.master.events import Entry, Events
 from moonpool.master.fences import Fences
+from moonpool.master.mending import Mending
 from moonpool.master.metrics import Metrics
 from moonpool.master.namespaces import Namespaces
 from moonpool.master.probes import Probes
@@ -73,6 +74,7 @@ class Core:
         self.probes = Probes(self.segments, self.metrics)
         self.copies = Copies(self)
         self.drains = Drains(self)
+        self.mending = Mending(self)
         #: Calls of PutStart that wait for room.
         self.waiting_puts = 0
         self.supervisor = Supervisor()
@@ -311,14 +313,18 @@ class Core:
         self.copies.lost(segment.row.segment)
 
     async def keep_writer(self, session: Session) -> None:
-        """See that the store knows who may write from now on.
+        """See that the store knows who may write or pin from now on.
 
         Raises:
             StoreUnavailableError: it does not.
+            SessionUnknownError: the session has ended meanwhile.
         """
-        if session.kept is None:
+        if self.store.lost is not None:
+            raise self.store.lost
+        if session.kept is None or (session.kept.done() and session.kept.exception() is not None):
             session.kept = self.store.put_writer(Writer(session.id, session.incarnation))
         await self.durable(session.kept)
+        self.sessions.get(session.id)
 
     def forget_writers(self, waiting: set[int]) -> None:
         """Forget sessions that have ended and of which nothing waits for a fence.
@@ -327,7 +333,7 @@ class Core:
             waiting: owners of whom something does.
         """
         over = [session for owner, session in self.sessions.ended.items() if owner not in waiting]
-        ids = [session.id for session in over if session.id not in self.old_writers]
+        ids = [session.id for session in over if session.kept is not None and session.id not in self.old_writers]
         for session in over:
             self.sessions.forget(session)
         if self.old_writers and self._every_segment_is_settled():

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from moonpool._index import NO_SEGMENT
 from moonpool.master.clock import now_ms
-from moonpool.master.copies import COUNT_MAX
+from moonpool.master.copies import COUNT_MAX, Copy, moves_of
 from moonpool.proto import pool_pb2 as pb
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ __all__ = ["Drains"]
 _LOOKS: Final = 16_384
 # What may be moved at once after a pause, in seconds of the rate.
 _BURST_S: Final = 0.25
+_FULL: Final = "no room elsewhere: the others are full up to high_watermark"
 # Before a segment of which nothing could be moved is looked at again.
 _PAUSE_FIRST_MS: Final = 250
 _PAUSE_LAST_MS: Final = 2000
@@ -34,15 +35,17 @@ _PAUSE_LAST_MS: Final = 2000
 
 @dataclass(eq=False)
 class _Drain:
-    # One segment. `at`, `no_room`, `tried` and `failed` are of the round that goes on.
+    # One segment. `at`, `no_room`, `tried`, `failed` and `failure` are of the round that goes on.
     refilled_ms: int
     allowance: float = 0.0
     at: int = 0
     no_room: int = 0
     failed: int = 0
+    failure: str = ""
     tried: int = 0
     moved: int = 0
     stuck: int = 0
+    cause: str = ""
     pause_ms: int = _PAUSE_FIRST_MS
     paused_until_ms: int = 0
 
@@ -65,7 +68,9 @@ class Drains:
         number = segment.row.segment
         drain = self._all.get(number)
         moving = self._core.copies.moving_from(number)
-        return pb.Draining(moved=drain.moved, stuck=drain.stuck, moving=moving) if drain else pb.Draining(moving=moving)
+        if drain is None:
+            return pb.Draining(moving=moving)
+        return pb.Draining(moved=drain.moved, stuck=drain.stuck, moving=moving, cause=drain.cause)
 
     def wake(self) -> None:
         """Have the loop look at once."""
@@ -117,11 +122,11 @@ class Drains:
     async def _advance(self, segment: Segment, drain: _Drain) -> None:
         core, number = self._core, segment.row.segment
         if now_ms() >= drain.paused_until_ms and not core.segments.any_writable(()):
-            self._all_stuck(number, drain)
+            self._all_stuck(number, drain, "no other segment takes chunks now")
         while self._may(segment, drain):
             crowded, room = core.copies.crowded(), self._room()
             if room <= 0:
-                self._all_stuck(number, drain)
+                self._all_stuck(number, drain, _FULL)
                 return
             nbytes = min(int(drain.allowance) + 1, core.settings.copy_bytes)
             moves, following, no_room = core.index.move_out(
@@ -129,28 +134,30 @@ class Drains:
             )
             drain.at = 0 if following == NO_SEGMENT else following
             drain.no_room += no_room
-            for copy in core.copies.begin(moves) if moves else ():
+            for copy in core.copies.begin(moves_of(moves)):
                 drain.tried += len(copy.places)
                 drain.allowance -= copy.nbytes
-                copy.done.add_done_callback(functools.partial(self._done, drain))
+                copy.done.add_done_callback(functools.partial(self._done, drain, copy))
             if following == NO_SEGMENT:
                 self._round_is_over(drain, sure=not crowded)
                 return
             await asyncio.sleep(0)
 
-    def _done(self, drain: _Drain, done: asyncio.Future[bytes]) -> None:
-        moved = done.result().count(pb.OK)
+    def _done(self, drain: _Drain, copy: Copy, done: asyncio.Future[bytes]) -> None:
+        moved, failed = (done.result().count(status) for status in (pb.OK, pb.NOT_MOVED))
         drain.moved += moved
-        drain.failed += len(done.result()) - moved
+        drain.failed += failed
+        if failed:
+            drain.failure = copy.cause
         if moved:
             drain.pause_ms = _PAUSE_FIRST_MS
         else:
             self._pause(drain)
         self.wake()
 
-    def _all_stuck(self, number: int, drain: _Drain) -> None:
+    def _all_stuck(self, number: int, drain: _Drain, cause: str) -> None:
         left = self._core.index.segment_stats(number)["extents"]
-        drain.stuck = max(0, left - self._core.copies.moving_from(number))
+        drain.stuck, drain.cause = max(0, left - self._core.copies.moving_from(number)), cause
         self._pause(drain)
 
     def _pause(self, drain: _Drain) -> None:
@@ -166,6 +173,9 @@ class Drains:
         """
         if sure:
             drain.stuck = drain.no_room + drain.failed
+            no_room = f"{drain.no_room} find no room elsewhere, or have a copy in each other segment"
+            failed = f"{drain.failed} could not be copied: {drain.failure}"
+            drain.cause = "; ".join([no_room] * bool(drain.no_room) + [failed] * bool(drain.failed))
         if not drain.tried:
             self._pause(drain)
         drain.no_room = drain.failed = drain.tried = 0

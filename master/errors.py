@@ -14,6 +14,7 @@ from moonpool.proto.errors import (
     SegmentLostError,
     SegmentUnknownError,
     SessionUnknownError,
+    StoreLostError,
     StoreUnavailableError,
     UnsupportedError,
 )
@@ -57,12 +58,6 @@ class StoreBusyError(MoonpoolError, BlockingIOError):
 
     #: Address of the master that has it open, as far as it is known.
     leader: str = ""
-
-
-class StoreLostError(StoreUnavailableError):
-    """The metadata store is no longer this master's: another one leads. What came of the change is not known."""
-
-    default_code = "STORE_LOST"
 
 
 class StoreDamagedError(MoonpoolError, OSError):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the master does by itself.
 
-It ends silent sessions, gives up late writes, fences, reclaims, sweeps, evicts, drains, readmits.
+It ends silent sessions, gives up late writes, fences, reclaims, sweeps, evicts, drains, readmits, watches its store.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ __all__ = ["start_loops"]
 _TICK: Final = 0.1
 _EVICT_PERIOD: Final = 0.25
 _SWEEP_PERIOD: Final = 0.5
+_STORE_PERIOD: Final = 1.0
 # Slots that a step looks at: a millisecond or so.
 _SWEEP_SLOTS: Final = 16_384
 # What one step of background eviction gives up at most, so that other calls come in between: a few milliseconds.
@@ -39,6 +40,7 @@ def start_loops(core: Core) -> None:
     add("sweep", _SWEEP_PERIOD, _Sweep(core).work)
     add("evict", _EVICT_PERIOD, _Evict(core).work)
     add("drains", _TICK, core.drains.work)
+    add("store", _STORE_PERIOD, lambda: asyncio.to_thread(core.store.look))
     add("segments", min(1.0, core.settings.quarantine / 4), lambda: _segments(core))
 
 

@@ -10,6 +10,7 @@ import logging
 from collections.abc import AsyncIterator, Iterable
 from typing import Any, Final
 
+from moonpool.master.copies import Move
 from moonpool.master.core import Core, now_ms
 from moonpool.master.errors import (
     InvalidRequestError,
@@ -76,7 +77,8 @@ class MembershipCalls:
             raise InvalidRequestError("this session has another incarnation or kind", hint="a new session id")
         if session is None:
             session = core.sessions.new(hello, core.host(hello.host_id), now_ms())
-        if session.kind == pb.CLIENT:
+        # Who only reads needs no row, and so no disk. One that has a row, or holds what needs one, keeps it.
+        if session.kind == pb.CLIENT and (hello.pins or hello.more_pins or hello.session in core.old_writers):
             try:
                 await core.keep_writer(session)
             except StoreUnavailableError:
@@ -282,9 +284,21 @@ class MembershipCalls:
         session = core.sessions.get(request.session)
         segment = core.segments.get(request.segment)
         _log.info("%r reports segment %d: %s", session.name, request.segment, request.cause[:_TEXT_MAX])
-        if not core.segments.report(segment, session, now_ms(), round(core.settings.report_window * 1000)):
-            core.probes.begin(segment, functools.partial(self._probed, segment))
+        if request.hashes:
+            looks = core.mending.named(request)
+            core.run(self._spoilt(segment, session, request.cause, looks))
+        else:
+            self._failed(segment, session, request.cause)
         return pb.ReportFailureReply(header=core.header)
+
+    async def _spoilt(self, segment: Segment, session: Session, cause: str, looks: list[Move]) -> None:
+        if await self._core.mending.finds_nothing(segment.row.segment, looks):
+            self._failed(segment, session, cause)
+
+    def _failed(self, segment: Segment, session: Session, cause: str) -> None:
+        core = self._core
+        if not core.segments.report(segment, session, cause[:_TEXT_MAX], round(core.settings.report_window * 1000)):
+            core.probes.begin(segment, functools.partial(self._probed, segment))
 
     def _probed(self, segment: Segment, works: bool) -> None:
         if not works:

@@ -46,6 +46,9 @@ class Metrics:
             "moved_items": 0,
             "moved_bytes": 0,
             "not_moved_items": 0,
+            "spoilt_items": 0,
+            "spoilt_replaced_items": 0,
+            "spoilt_lost_items": 0,
         }
 
     def called(self, method: str, seconds: float, items: int) -> None:

@@ -8,7 +8,7 @@ import dataclasses
 import time
 from typing import Final
 
-from moonpool.master.copies import COUNT_MAX
+from moonpool.master.copies import COUNT_MAX, moves_of
 from moonpool.master.core import Core, now_ms
 from moonpool.master.packed import HASH_BYTES, count_of, take
 from moonpool.master.segments import Segment
@@ -119,9 +119,9 @@ class _Moving:
         return bool(moves)
 
     async def _carried_out(self, moves: bytes, until: float) -> bytes:
-        """Return what has become of moves: OK, NOT_MOVED, or WRITING when the time is over."""
+        """Return what has become of moves: OK, NOT_MOVED, or WRITING: not in time, or it was spoilt."""
         core = self._core
-        copies = core.copies.begin(moves)
+        copies = core.copies.begin(moves_of(moves))
         await asyncio.wait([copy.done for copy in copies], timeout=max(0.0, until - time.monotonic()))
         outcomes = bytearray([pb.WRITING]) * sum(len(copy.places) for copy in copies)
         for copy in copies:

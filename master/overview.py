@@ -76,12 +76,33 @@ def _segment(core: Core, segment: Segment) -> pb.Segment:
         largest_free_bytes=figures["largest_free_bytes"],
         draining=core.drains.told(segment),
         away=not segment.connected,
+        trouble=_trouble(core, segment),
     )
+
+
+def _trouble(core: Core, segment: Segment) -> str:
+    """Return why a segment cannot be used as its state says; empty: nothing."""
+    node, now = segment.session, now_ms()
+    if node is None:
+        grace = core.settings.segment_grace
+        return f"its node is not back since the master was started {_ago(core.started_ms)} (lost after {grace:g} s)"
+    silent_s, timeout = (now - node.seen_ms) / 1000, core.settings.session_timeout
+    silent = node.outbox is None or silent_s > 3 * core.settings.heartbeat_interval
+    why = [f"its node has not been heard for {silent_s:.0f} s (lost after {timeout:g} s)"] * silent
+    if segment.quarantined:
+        why.insert(0, f"quarantined {_ago(segment.quarantined_ms)}: {segment.cause or 'it could not be reached'}")
+    return "; ".join(why)
+
+
+def _ago(when_ms: int) -> str:
+    return f"{(now_ms() - when_ms) / 1000:.0f} s ago"
 
 
 def health(core: Core) -> list[str]:
     """Return what is wrong; nothing: all is well."""
     wrong = [f"the loop {name!r} stands still: {core.supervisor.loops[name].error}" for name in core.supervisor.dead]
+    if (lost := core.store.lost) is not None:
+        wrong.append(f"{lost.code}: {lost}")
     if core.waiting_for_store:
         wrong.append(f"the store has not taken the removal of {core.waiting_for_store} chunks")
     if not core.store.leading:
@@ -134,17 +155,23 @@ def status(core: Core) -> dict[str, Any]:
                 "largest_free_bytes": message.largest_free_bytes,
                 "state": pb.SegmentState.Name(message.state),
                 "draining": _progress(message),
+                "trouble": message.trouble,
             }
             for message in _segments(core)
         ],
     }
 
 
-def _progress(segment: pb.Segment) -> dict[str, int] | None:
+def _progress(segment: pb.Segment) -> dict[str, Any] | None:
     if not segment.HasField("draining"):
         return None
     draining = segment.draining
-    return {"moved": draining.moved, "moving": draining.moving, "stuck": draining.stuck}
+    return {
+        "moved": draining.moved,
+        "moving": draining.moving,
+        "stuck": draining.stuck,
+        "cause": draining.cause,
+    }
 
 
 def _more_counts(core: Core) -> dict[str, int]:

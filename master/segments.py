@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from moonpool._index import ChunkIndex
+from moonpool.master.clock import now_ms
 from moonpool.master.errors import SegmentLostError, SegmentUnknownError
 from moonpool.master.events import Entry, Events
 from moonpool.master.sessions import Session
@@ -42,6 +43,9 @@ class Segment:
         fence_ms: when a fence was last sent for it.
         lost_round: the round of sweeping in which it was lost.
         changing: held by who changes the row and waits for that.
+        mending: held by who has the node look at its own memory.
+        quarantined_ms: when it was quarantined last.
+        cause: why, as somebody has reported it.
     """
 
     row: SegmentRow
@@ -54,6 +58,9 @@ class Segment:
     fence_ms: int = -_AFTER_FENCE_MS
     lost_round: int = -1
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    mending: asyncio.Lock = field(default_factory=asyncio.Lock)
+    quarantined_ms: int = 0
+    cause: str = ""
 
     @property
     def connected(self) -> bool:
@@ -173,16 +180,18 @@ class Segments:
             self._index.drop_segment(number)
         self.tell(segment)
 
-    def report(self, segment: Segment, reporter: Session, now_ms: int, window_ms: int) -> bool:
+    def report(self, segment: Segment, reporter: Session, cause: str, window_ms: int) -> bool:
         """Note that somebody met a failure there, and quarantine it if there are two, or the node is away.
 
         Two clients of one host count as one: they have the same NIC. Returns whether there is nothing left to find out.
         """
         if segment.session is None:
             return True
-        if now_ms - segment.fence_ms >= _AFTER_FENCE_MS:
-            segment.reports = {who: when for who, when in segment.reports.items() if now_ms - when <= window_ms}
-            segment.reports[reporter.host_id or reporter.id] = segment.reported_ms = now_ms
+        now = now_ms()
+        if now - segment.fence_ms >= _AFTER_FENCE_MS:
+            segment.reports = {who: when for who, when in segment.reports.items() if now - when <= window_ms}
+            segment.reports[reporter.host_id or reporter.id] = segment.reported_ms = now
+            segment.cause = cause
             if len(segment.reports) >= 2 or not segment.connected:
                 self.quarantine(segment)
         return segment.quarantined
@@ -203,6 +212,7 @@ class Segments:
         """Have it neither written nor offered to readers."""
         if not segment.quarantined:
             self.quarantines += 1
+            segment.quarantined_ms = now_ms()
             self._quarantine(segment, True)
 
     def readmit(self, segment: Segment) -> None:

@@ -203,9 +203,9 @@ class MasterServer:
     async def _until_over(self, store: MetadataStore) -> None:
         stopped = asyncio.ensure_future(self._closing.wait())
         ends: list[asyncio.Future[Any]] = [stopped]
-        if store.lost is not None:
+        if store.taken is not None:
             # The store's own future is nobody's to cancel.
-            ends.append(asyncio.ensure_future(asyncio.shield(asyncio.wrap_future(store.lost))))
+            ends.append(asyncio.ensure_future(asyncio.shield(asyncio.wrap_future(store.taken))))
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:

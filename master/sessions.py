@@ -67,7 +67,7 @@ class Session:
         naming: pins that it has named so far, while it is at it.
         outbox: of the stream that is open now; None: none is.
         ended: it is over; what it may still write has yet to be fenced.
-        kept: done when the store knows it as a writer, which is before it is given anything.
+        kept: done when the store knows it, which is before it is given anything to write, or a pin.
     """
 
     id: bytes

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies extents out of other nodes' memory into that of this one, when the master asks for it.
+"""Copies extents out of other nodes' memory into that of this one, or looks at those here, when the master asks for it.
 
 The node is the only one that writes there for that purpose, so what matters is that it knows when it does not any
 more: an answer is given when nothing of a copy can write, and `end_all` returns only when that is true of all.
@@ -137,11 +137,12 @@ class Copier:
     # ---------------------------------------------------------------- the threads
 
     def _run(self, job: _Job) -> None:
-        good = np.zeros(len(job.extents), dtype=np.bool_)
+        statuses = np.full(len(job.extents), pb.NOT_MOVED, dtype=np.uint8)
         cause = "it was given up before it began"
         try:
             if not job.over and time.monotonic() < job.deadline:
-                good, cause = self._copy(job)
+                own = job.copy.source.segment == job.copy.segment
+                statuses, cause = self._look(job) if own else self._copy(job)
         except MoonpoolError as error:
             cause = str(error)
             self._targets.pop(job.copy.source.incarnation, None)
@@ -154,7 +155,7 @@ class Copier:
                 self._jobs.discard(job)
                 self._changed.notify_all()
         if not job.over:
-            self._answer(job, np.where(good, pb.OK, pb.NOT_MOVED).astype(np.uint8).tobytes(), cause)
+            self._answer(job, statuses.tobytes(), cause)
 
     def _answer(self, job: _Job, statuses: bytes, cause: str) -> None:
         if cause:
@@ -166,13 +167,15 @@ class Copier:
         while job.move is not None and not job.move.settled and not self._closed.is_set():
             job.move.cancel(_SETTLE)
 
-    def _copy(self, job: _Job) -> tuple[npt.NDArray[np.bool_], str]:
-        """Return which extents are here, right from their headers to their digests, and what went wrong."""
-        extents = job.extents
-        target = self._target(job)
-        here, lengths = extents["here"].astype(np.int64), extents["length"].astype(np.int64)
+    def _look(self, job: _Job) -> tuple[npt.NDArray[np.uint8], str]:
+        """Return which extents are what they should be where they are, and which are not."""
+        good = self._right(job.extents, self._place(job.extents), None)
+        return np.where(good, pb.OK, pb.SPOILT).astype(np.uint8), _spoilt(good)
+
+    def _place(self, extents: Records) -> Place:
         # As ranges that are whole payloads, so that header, leaves and table come, and can be proved leaf by leaf.
-        place = Place(
+        here, lengths = extents["here"].astype(np.int64), extents["length"].astype(np.int64)
+        return Place(
             self._region,
             here + HEADER_BYTES,
             lengths,
@@ -183,6 +186,11 @@ class Copier:
             joined=True,
             starts=np.zeros_like(lengths),
         )
+
+    def _copy(self, job: _Job) -> tuple[npt.NDArray[np.uint8], str]:
+        """Return which extents are here, right from their headers to their digests, and what went wrong."""
+        extents, place = job.extents, self._place(job.extents)
+        target, lengths = self._target(job), place.lengths
         patience = _PATIENCE + int(lengths.sum()) / _SLOWEST
         there = extents["there"].astype(np.int64)
         job.move = move = Move(place, np.arange(len(extents)), there, target.by_cpu, "both")
@@ -193,12 +201,10 @@ class Copier:
         if moved.error is not None:
             self._targets.pop(job.copy.source.incarnation, None)
         if not moved.settled:
-            return np.zeros(len(extents), dtype=np.bool_), str(moved.error)
-        good = moved.good & self._right(extents, place, moved.digests)
-        cause = str(moved.error or "")
-        if not cause and not good.all():
-            cause = f"{len(good) - int(good.sum())} extents are not what they should be"
-        return good, cause
+            return np.full(len(extents), pb.NOT_MOVED, dtype=np.uint8), str(moved.error)
+        good = self._right(extents, place, moved.digests)
+        statuses = np.where(moved.good, np.where(good, pb.OK, pb.SPOILT), pb.NOT_MOVED).astype(np.uint8)
+        return statuses, str(moved.error or "") or _spoilt(good)
 
     def _right(self, extents: Records, place: Place, digests: npt.NDArray[np.uint64] | None) -> Flags:
         """Return which extents are what the master said, as far as their headers and tables prove."""
@@ -219,3 +225,7 @@ class Copier:
             self._targets.clear()  # what is used goes on until it ends
         self._targets[source.incarnation] = target
         return target
+
+
+def _spoilt(good: Flags) -> str:
+    return "" if good.all() else f"{len(good) - int(good.sum())} extents are not what they should be"

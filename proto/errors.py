@@ -29,6 +29,7 @@ __all__ = [
     "SegmentLostError",
     "SegmentUnknownError",
     "SessionUnknownError",
+    "StoreLostError",
     "StoreUnavailableError",
     "TlsError",
     "UnsupportedError",
@@ -95,6 +96,15 @@ class StoreUnavailableError(RemoteError, OSError):
     default_code = "STORE"
 
 
+class StoreLostError(StoreUnavailableError):
+    """The metadata store is no longer this master's: its files are gone or are others, or another master has it.
+
+    Nothing can be durable any more. What came of a change that was under way is not known.
+    """
+
+    default_code = "STORE_LOST"
+
+
 class UnsupportedError(RemoteError, NotImplementedError):
     """This version of the master does not do that."""
 
@@ -142,6 +152,7 @@ _SENT: Final[dict[type[RemoteError], grpc.StatusCode]] = {
     SegmentUnknownError: grpc.StatusCode.NOT_FOUND,
     SegmentLostError: grpc.StatusCode.FAILED_PRECONDITION,
     LimitError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    StoreLostError: grpc.StatusCode.DATA_LOSS,
     StoreUnavailableError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     UnsupportedError: grpc.StatusCode.UNIMPLEMENTED,
     MasterClosedError: grpc.StatusCode.UNAVAILABLE,

@@ -32,6 +32,7 @@ from moonpool.store_client.packing import Records
 from moonpool.store_client.rpc import MasterLink
 from moonpool.store_client.segments import SegmentTable
 from moonpool.store_client.session import Session
+from moonpool.store_client.spoilt import SpoiltCopies
 from moonpool.store_client.staging import StagingArea
 from moonpool.store_client.values import Registered
 from moonpool.transfer_engine import EngineSettings, ForkedError, TransferEngine
@@ -103,6 +104,7 @@ class Core:
         self._pid = os.getpid()
         #: Chunks of which this client has found every copy spoilt -> which generation; the last found at the end.
         self._spoilt: OrderedDict[tuple[str, bytes], int] = OrderedDict()
+        self.spoilt_copies = SpoiltCopies()
         self._lock = threading.Lock()
         try:
             self.link = MasterLink(settings.master, settings.secret, Tls.of(settings))
@@ -276,9 +278,9 @@ class Core:
         """Whether the master that answered last is of this cluster, so that what was located there still means it."""
         return self.link.cluster == cluster
 
-    def report(self, segment: int, cluster: str, error: MoonpoolError) -> None:
-        """Tell the master of a fault of a segment of this cluster in passing."""
-        request = pb.ReportFailureRequest(session=self.session.id, segment=segment, cause=str(error)[:500])
+    def report(self, segment: int, cluster: str, error: MoonpoolError, **named: Any) -> None:
+        """Tell the master of a fault of a segment of this cluster in passing; `named` are the chunks it is about."""
+        request = pb.ReportFailureRequest(session=self.session.id, segment=segment, cause=str(error)[:500], **named)
 
         def tell(deadline: float) -> None:
             # A master that was started anew counts segments from the beginning: it must not take this for one of its.

@@ -40,10 +40,13 @@ __all__ = ["GetRequest", "get"]
 # numpy takes an enumeration for an object to be asked about itself, at every use.
 _OK: Final = int(Outcome.OK)
 _MISS: Final = int(Outcome.MISS)
-# Where a replica is read from: never tried again, rather not, farther away.
+# Where a replica is read from: never tried again, spoilt a moment ago, rather not, farther away.
 _TRIED: Final = 1000
+_SPOILT: Final = 500
 _AVOIDED: Final = 100
 _ELSEWHERE: Final = 10
+# Chunks of one report.
+_NAMED_MAX: Final = 512
 
 
 @dataclass
@@ -239,6 +242,7 @@ class _Piecewise:
         # Equally good ones take turns, so that the second copies of a hot chunk are of use too.
         turns = (np.arange(replicas)[None, :] + self._items[pending][:, None] + self._core.counters["gets"]) % replicas
         score = weights[inverse.reshape(segments.shape)] + turns + _TRIED * self._tried[pending]
+        score += _SPOILT * self._core.spoilt_copies.among(self._extents[pending])
         best: npt.NDArray[np.intp] = score.argmin(axis=1)
         return np.where(score.min(axis=1) >= _TRIED, -1, best)
 
@@ -265,7 +269,7 @@ class _Piecewise:
                 finished[job.rows] = True
             else:
                 if core.same_cluster(self._cluster):
-                    self._blame(job, moved, good, rows)
+                    self._blame(job, moved, good, rows, extents[job.rows])
                     finished[job.rows[good]] = True
                 else:
                     # Nobody knows what lies there now. What is good is so: its digest is that of the chunk.
@@ -295,7 +299,9 @@ class _Piecewise:
         wanted[:, DIGEST_WORD] = found
         return good & headers_match(place.headers_at(rows), wanted)
 
-    def _blame(self, job: Job, moved: Moved, good: npt.NDArray[np.bool_], rows: npt.NDArray[np.intp]) -> None:
+    def _blame(
+        self, job: Job, moved: Moved, good: npt.NDArray[np.bool_], rows: npt.NDArray[np.intp], extents: Records
+    ) -> None:
         if job.error is not None:
             self._failure = job.error
             if job.blamed:
@@ -304,8 +310,22 @@ class _Piecewise:
         if corrupt.any():
             self._corrupt[rows[corrupt]] = True
             self._core.count(corrupt_found=int(corrupt.sum()))
-            error = errors.ChunkCorruptError(f"{corrupt.sum()} chunks in segment {job.segment} are not what they were")
-            self._core.report(job.segment, self._cluster, error)
+            # What is beyond that is found again.
+            which = np.flatnonzero(corrupt)[:_NAMED_MAX]
+            which = which[self._core.spoilt_copies.add(extents[which])]
+            if len(which):
+                self._report_spoilt(job.segment, rows[which], extents[which])
+
+    def _report_spoilt(self, segment: int, rows: npt.NDArray[np.intp], extents: Records) -> None:
+        self._core.report(
+            segment,
+            self._cluster,
+            errors.ChunkCorruptError(f"{len(rows)} chunks in segment {segment} are not what they were"),
+            namespace=self._request.namespace,
+            hashes=self._hashes[rows].tobytes(),
+            generations=extents["generation"].tobytes(),
+            shard=self._request.shard,
+        )
 
     def _give_up(self, row: int) -> None:
         item = int(self._items[row])

@@ -42,6 +42,7 @@ enum Step : uint8_t {
   kMoveTo,
   kCommitMoves,
   kEndMoves,
+  kMend,
   kSteps,
 };
 
@@ -247,9 +248,23 @@ class Run {
       uint8_t statuses[8];
       index_->move_to({hashes, segment(source), static_cast<uint32_t>(source.below(8)), 4000}, statuses, &begun);
     }
+    if (what == kMend) mend(source, &begun);
     for (size_t i = 0; i < begun.size(); i += kMoveBytes) moves_ += begun.substr(i, 8);
     if (what == kCommitMoves) commit_moves(source);
     if (what == kEndMoves) end_moves(source);
+  }
+  // Any copy of these is spoilt.
+  void mend(Source &source, std::string *begun) {
+    const Hashes hashes = batch(source);
+    uint8_t statuses[8];
+    uint32_t replicas = 0;
+    std::string extents, spoilt;
+    FUZZ_CHECK(index_->locate(hashes, 0, now_, 0, statuses, &extents, &replicas) == Outcome::kOk);
+    for (size_t i = 0; i < hashes.count; ++i) {
+      spoilt += extents.substr((i * replicas + source.below(replicas)) * kExtentBytes, kExtentBytes);
+    }
+    FUZZ_CHECK(index_->mend({hashes, 0, at(spoilt, 0), source.below(2) != 0, now_}, statuses, begun, &removed_) ==
+               Outcome::kOk);
   }
   void commit_moves(Source &source) {
     if (moves_.empty()) return;

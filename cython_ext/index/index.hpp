@@ -37,7 +37,7 @@
 namespace moonpool::index {
 
 constexpr size_t kExtentBytes = 32;
-constexpr size_t kMoveBytes = 88;
+constexpr size_t kMoveBytes = 96;
 constexpr uint64_t kHeaderBytes = 64;
 // As the digest of the transfer engine has them.
 constexpr uint64_t kLeafBytes = uint64_t{256} << 10;
@@ -120,6 +120,14 @@ struct Spared {
   uint64_t newest = UINT64_MAX;
 };
 
+struct MendCall {
+  Hashes hashes;
+  uint32_t shard;
+  const uint8_t *extents;  // the copy of each that is spoilt
+  bool replace;
+  int64_t now;
+};
+
 struct SegmentStats {
   uint64_t capacity_bytes, used_bytes, waiting_bytes, largest_free_bytes, extents, chunks, free_pieces;
 };
@@ -176,6 +184,7 @@ class ChunkIndex {
   // ---- moves (index_move.cpp)
   Outcome move_out(const MoveOutCall &call, std::string *moves, uint32_t *next, uint64_t *no_room) noexcept;
   Outcome move_to(const MoveToCall &call, uint8_t *statuses, std::string *moves) noexcept;
+  Outcome mend(const MendCall &call, uint8_t *statuses, std::string *moves, std::string *slots) noexcept;
   Outcome commit_moves(const uint8_t *ids, size_t count, uint8_t *statuses, std::string *slots,
                        std::string *records) noexcept;
   Outcome publish_moves(const uint8_t *ids, size_t count, int64_t now, uint64_t *bytes) noexcept;
@@ -243,8 +252,8 @@ class ChunkIndex {
   ItemStatus may_commit(Shard &shard, uint8_t written);
   ItemStatus commit_missing(uint32_t slot, uint32_t shard, uint64_t generation) const;
   void finish_commit(Shard &shard, uint8_t written);
-  // With a shard that is being committed, of its replicas those in `written`; with the new place of a move instead of
-  // the old one.
+  // With a shard that is being committed, of its replicas those in `written`; with the new place of a move, or none,
+  // instead of the old one.
   Record record_of(uint32_t slot, const Shard *committing, uint8_t written, const Move *move) const;
   // The number of the oldest commit of this slot, and of the one after it; 0: there is none.
   uint64_t oldest_commit(uint32_t slot, uint64_t *next);
@@ -261,6 +270,10 @@ class ChunkIndex {
   // ---- of moves
   bool may_move(uint32_t slot);
   bool movable(uint32_t slot, Place from, uint32_t *shard);
+  // Replicas that are not lost, but for the one at `from`; `others` has room for all.
+  uint32_t others_of(const Shard &shard, Place from, Place *others) const;
+  ItemStatus mend_one(const MendCall &call, size_t i, uint32_t slot, Placement &placement, std::string *moves,
+                      bool *last);
   bool place_elsewhere(Placement &placement, const Shard &shard, Place from, Place *to);
   Move &begin_move(uint32_t slot, uint32_t shard, Place from, Place to, std::string *moves);
   void take_back_moves(const std::string &moves, size_t from);

@@ -103,7 +103,10 @@ Record ChunkIndex::record_of(uint32_t slot, const Shard *committing, uint8_t wri
     for (uint32_t r = 0; r < shard.replicas; ++r) {
       Place place = chunks_.place(shard, r);
       if (segments_.lost(place) || (now && (written >> r & 1) == 0)) continue;
-      if (move != nullptr && move->shard == i && place == move->from) place = move->to;
+      if (move != nullptr && move->shard == i && place == move->from) {
+        if (move->nowhere()) continue;
+        place = move->to;
+      }
       made.extents.push_back(
           {segments_[place.segment].number, segments_[place.segment].space.offset(place.piece) * kUnit});
     }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Moves of replicas to other segments. A chunk has one at most. Its new place belongs to the move until the record that
-// names it is durable; then it changes places with the old one, which is free when its readers are through.
+// names it is durable; then it changes places with the old one, which is free when its readers are through. A copy that
+// is spoilt moves too, with the bytes of another one; where that cannot be, it moves to nowhere.
 #include <algorithm>
 
 #include "index.hpp"
@@ -10,15 +11,20 @@ namespace moonpool::index {
 
 namespace {
 
-void append_move(std::string *out, const Move &move, const Segments &segments, const Chunk &chunk) {
-  const Segment &from = segments[move.from.segment], &to = segments[move.to.segment];
+constexpr Place kNowhere{kNone, 0};
+
+void append_move(std::string *out, const Move &move, Place source, const Segments &segments, const Chunk &chunk) {
+  const Segment &read = segments[source.segment];
+  const Segment *to = move.nowhere() ? nullptr : &segments[move.to.segment];
   const Shard &shard = chunk.shard(move.shard);
   append_u64(out, move.id);
-  append_u32(out, from.number);
-  append_u32(out, to.number);
+  append_u32(out, segments[move.from.segment].number);
+  append_u32(out, to != nullptr ? to->number : kNone);
+  append_u32(out, read.number);
+  append_u32(out, chunk.name_space);
   append_u64(out, shard.generation);
-  append_u64(out, from.space.offset(move.from.piece) * kUnit);
-  append_u64(out, to.space.offset(move.to.piece) * kUnit);
+  append_u64(out, read.space.offset(source.piece) * kUnit);
+  append_u64(out, to != nullptr ? to->space.offset(move.to.piece) * kUnit : 0);
   append_u64(out, shard.length);
   append_u32(out, move.shard);
   append_u32(out, 0);
@@ -74,7 +80,7 @@ Outcome ChunkIndex::move_out(const MoveOutCall &call, std::string *moves, uint32
         ++*no_room;
         return true;
       }
-      append_move(moves, begin_move(slot, shard, from, to, moves), segments_, chunks_[slot]);
+      append_move(moves, begin_move(slot, shard, from, to, moves), from, segments_, chunks_[slot]);
       bytes += segments_.bytes(to);
       ++count;
       return true;
@@ -86,17 +92,24 @@ Outcome ChunkIndex::move_out(const MoveOutCall &call, std::string *moves, uint32
 
 bool ChunkIndex::place_elsewhere(Placement &placement, const Shard &shard, Place from, Place *to) {
   Place others[kReplicasMax] = {};
+  const uint32_t count = others_of(shard, from, others);
+  return placement.place_beside(segments_[from.segment].space.units(from.piece), others, count, to);
+}
+
+uint32_t ChunkIndex::others_of(const Shard &shard, Place from, Place *others) const {
   uint32_t count = 0;
   for (uint32_t r = 0; r < shard.replicas; ++r) {
     const Place place = chunks_.place(shard, r);
     if (place != from && !segments_.lost(place)) others[count++] = place;
   }
-  return placement.place_beside(segments_[from.segment].space.units(from.piece), others, count, to);
+  return count;
 }
 
 // With room in `moves` for what is to be said of it.
 Move &ChunkIndex::begin_move(uint32_t slot, uint32_t shard, Place from, Place to, std::string *moves) {
-  Undo give_place([&] { segments_.give(to); });
+  Undo give_place([&] {
+    if (to != kNowhere) segments_.give(to);
+  });
   moves->reserve(moves->size() + kMoveBytes);
   Move &made = moves_.add(slot, shard, from, to);
   give_place.keep();
@@ -125,7 +138,7 @@ Outcome ChunkIndex::move_to(const MoveToCall &call, uint8_t *statuses, std::stri
       const ItemStatus status = move_one(slot, *target, at, enough, moves, &move);
       statuses[i] = static_cast<uint8_t>(status);
       if (status != ItemStatus::kOk) return true;
-      append_move(moves, *move, segments_, chunks_[slot]);
+      append_move(moves, *move, move->from, segments_, chunks_[slot]);
       bytes += segments_.bytes(move->to);
       ++count;
       return true;
@@ -176,6 +189,60 @@ bool ChunkIndex::source_of(const Shard &shard, const Segment &target, Place *fro
   return best >= 0;
 }
 
+Outcome ChunkIndex::mend(const MendCall &call, uint8_t *statuses, std::string *moves, std::string *slots) noexcept {
+  return guarded([&] {
+    const Exclusive held = exclusive();
+    // What it will name, at most: what is detached has to be told.
+    slots->reserve(slots->size() + call.hashes.count * 4);
+    Placement placement(segments_, {}, 0, 1, call.now, random_);
+    std::vector<uint32_t> gone;
+    Undo undo([&, before = moves->size()] { take_back_moves(*moves, before); });
+    find_each(call.hashes, [&](size_t i, uint32_t slot) {
+      bool last = false;
+      statuses[i] = static_cast<uint8_t>(mend_one(call, i, slot, placement, moves, &last));
+      if (last) gone.push_back(slot);
+      return true;
+    });
+    undo.keep();
+    for (const uint32_t slot : gone) {
+      if (chunks_[slot].state != ChunkState::kLive) continue;  // it was named twice
+      detach(slot, false);
+      append_u32(slots, slot);
+    }
+    return Outcome::kOk;
+  });
+}
+
+ItemStatus ChunkIndex::mend_one(const MendCall &call, size_t i, uint32_t slot, Placement &placement, std::string *moves,
+                                bool *last) {
+  if (slot == kNone || call.shard >= chunks_[slot].shards) return ItemStatus::kNotFound;
+  const Shard &shard = chunks_[slot].shard(call.shard);
+  const uint8_t *extent = call.extents + i * kExtentBytes;
+  if (shard.state != ShardState::kCommitted || shard.generation != load_u64(extent)) return ItemStatus::kNotFound;
+  Place from = kNowhere;
+  for (uint32_t r = 0; r < shard.replicas; ++r) {
+    const Place place = chunks_.place(shard, r);
+    const Segment &segment = segments_[place.segment];
+    if (segment.dropped || segment.number != load_u32(extent + 24)) continue;
+    if (segment.space.offset(place.piece) * kUnit == load_u64(extent + 8)) from = place;
+  }
+  if (from == kNowhere) return ItemStatus::kNotFound;
+  if (!may_move(slot)) return ItemStatus::kWriting;
+  Place others[kReplicasMax] = {}, to = kNowhere;
+  const uint32_t count = others_of(shard, from, others);
+  *last = count == 0;
+  if (*last) return ItemStatus::kOk;
+  const Place *source = std::find_if(others, others + count, [&](Place place) { return segments_.readable(place); });
+  // In the segment that it leaves, too: that host has none of the others.
+  if (!call.replace || source == others + count ||
+      !placement.place_beside(segments_[from.segment].space.units(from.piece), others, count, &to)) {
+    to = kNowhere;
+    source = &from;
+  }
+  append_move(moves, begin_move(slot, call.shard, from, to, moves), *source, segments_, chunks_[slot]);
+  return ItemStatus::kOk;
+}
+
 Outcome ChunkIndex::commit_moves(const uint8_t *ids, size_t count, uint8_t *statuses, std::string *slots,
                                  std::string *records) noexcept {
   return guarded([&] {
@@ -217,11 +284,15 @@ Outcome ChunkIndex::commit_moves(const uint8_t *ids, size_t count, uint8_t *stat
 
 // Whether the chunk is still what was copied, and may be told to be elsewhere.
 ItemStatus ChunkIndex::commit_move(const Move &move) const {
-  if (move.slot == kNone || segments_.lost(move.from) || segments_.lost(move.to)) return ItemStatus::kNotFound;
+  if (move.slot == kNone || segments_.lost(move.from)) return ItemStatus::kNotFound;
+  if (!move.nowhere() && segments_.lost(move.to)) return ItemStatus::kNotFound;
   const Chunk &chunk = chunks_[move.slot];
   // Records of puts under way name the old place. Which of them comes last in the store would be left to chance.
   if (chunk.writes != 0) return ItemStatus::kWriting;
   const Shard &shard = chunk.shard(move.shard);
+  Place others[kReplicasMax] = {};
+  // The last copy does not go to nowhere.
+  if (move.nowhere() && others_of(shard, move.from, others) == 0) return ItemStatus::kNotFound;
   for (uint32_t r = 0; r < shard.replicas; ++r) {
     if (chunks_.place(shard, r) == move.from) return ItemStatus::kOk;
   }
@@ -250,13 +321,20 @@ uint64_t ChunkIndex::change_places(const Move &move, int64_t now) {
   if (read) condemned_.until_read(until, move.from);
   Shard &shard = chunk.shard(move.shard);
   Place places[kReplicasMax] = {};
+  uint32_t count = 0;
   for (uint32_t r = 0; r < shard.replicas; ++r) {
     const Place place = chunks_.place(shard, r);
-    places[r] = place == move.from ? move.to : place;
+    if (place != move.from) {
+      places[count++] = place;
+    } else if (!move.nowhere()) {
+      places[count++] = move.to;
+    }
   }
-  chunks_.set_places(shard, places, shard.replicas);
-  if (!segments_.lost(move.to)) segments_[move.to.segment].space.set_slot(move.to.piece, move.slot);
-  segments_.set_committed(move.to);
+  chunks_.set_places(shard, places, count);
+  if (!move.nowhere()) {
+    if (!segments_.lost(move.to)) segments_[move.to.segment].space.set_slot(move.to.piece, move.slot);
+    segments_.set_committed(move.to);
+  }
   if (!read) {
     condemned_.release_reads(1);
     return segments_.give(move.from);
@@ -280,14 +358,14 @@ uint64_t ChunkIndex::end_move(const Move &move) {
   const Place to = move.to;
   if (move.committed) condemned_.release_reads(1);
   moves_.remove(move);
-  return segments_.give(to);
+  return to == kNowhere ? 0 : segments_.give(to);
 }
 
 // The chunk, or this shard of it, is gone. Its new place is still written to, or named by a record.
 void ChunkIndex::leave_move(uint32_t slot) {
   Move *move = moves_.of(slot);
   if (move == nullptr) return;
-  segments_.set_waiting(move->to);
+  if (!move->nowhere()) segments_.set_waiting(move->to);
   if (!move->committed) moves_.leave(*move);
 }
 

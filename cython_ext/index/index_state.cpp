@@ -96,7 +96,7 @@ std::string ChunkIndex::check_sums() {
   if (reserved != condemned_.reserved()) return "a write can not be given up, or room for that is lost";
   size_t committed_moves = 0;
   moves_.each([&](const Move &move) {
-    ++places[move.to.segment];
+    if (!move.nowhere()) ++places[move.to.segment];
     committed_moves += move.committed ? 1 : 0;
   });
   if (committed_moves != condemned_.reads_reserved()) return "a move can not be published, or room for that is lost";

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Moves that are under way: one replica of one shard of a chunk is copied to another segment. Not thread-safe.
+// Moves that are under way: one replica of one shard of a chunk is copied to another segment, or to nowhere: then it
+// goes. Not thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -16,6 +17,8 @@ struct Move {
   uint32_t slot, shard;  // kNone: the chunk has gone, and `to` is kept until nothing can be written there
   Place from, to;
   bool committed;  // the copy is good, and the record that says so is on its way to the store
+
+  bool nowhere() const { return to.piece == kNone; }
 };
 
 class Moves {

@@ -7,9 +7,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
-from moonpool.master.errors import StoreLostError
+if TYPE_CHECKING:
+    from moonpool.master.errors import StoreLostError
 
 __all__ = ["EPOCH_MAX", "Identity", "MetadataStore", "SegmentRow", "Writer"]
 
@@ -78,10 +79,18 @@ class MetadataStore(ABC):
     that too and nobody knows what came of this one. Changes are carried out in the order in which they were asked for,
     but changes of different slots by `apply` may become durable in any order, and one of many slots in parts.
     Thread-safe, but for `open`, `wait_for_turn` and `close`, which are called by one thread at a time.
+
+    Attributes:
+        lost: why nothing can be durable any more, and what was need not be; None: all is well. It stays.
     """
 
     #: Whether several masters may be up for it, of which one has it open. The others wait for their turn.
     shared: ClassVar[bool] = False
+
+    lost: StoreLostError | None = None
+
+    def look(self) -> None:  # noqa: B027 - one in memory cannot get lost
+        """See whether what is durable is still there; `lost` says what was found. It may wait for a disk."""
 
     @abstractmethod
     def open(self, address: str = "") -> Identity:
@@ -109,8 +118,8 @@ class MetadataStore(ABC):
         return True
 
     @property
-    def lost(self) -> Future[StoreLostError] | None:
-        """Done when another process has taken the store over for good; None: that cannot be."""
+    def taken(self) -> Future[StoreLostError] | None:
+        """Done when another process has taken a shared store over; None: that cannot be."""
         return None
 
     @abstractmethod

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from moonpool.master.errors import StoreBusyError, StoreDamagedError, StoreUnavailableError
+from moonpool.master.errors import StoreBusyError, StoreDamagedError, StoreLostError, StoreUnavailableError
 from moonpool.master.store.base import EPOCH_MAX, Identity, MetadataStore, SegmentRow, Writer
 from moonpool.master.store.packing import split_records
 from moonpool.master.store.rows import Rows, text_or_bytes
@@ -18,6 +20,7 @@ from moonpool.master.store.writing import Change, WriteQueue
 
 __all__ = ["EmbeddedStore"]
 
+_log = logging.getLogger("moonpool.master")
 T = TypeVar("T")
 
 # "MPMD": so that the file of another program is not taken for ours, nor ours for theirs.
@@ -60,6 +63,9 @@ class EmbeddedStore(MetadataStore):
         self._queue: WriteQueue | None = None
         self._last_segment = 0
         self._rows = Rows()
+        #: The file and its log, as they were found last; None before that.
+        self._files: dict[Path, os.stat_result | None] = {}
+        self._looking = threading.Lock()
 
     def open(self, address: str = "") -> Identity:
         """Open the file, or make it."""
@@ -71,8 +77,43 @@ class EmbeddedStore(MetadataStore):
         except BaseException:
             self._database.close()
             raise
-        self._queue = WriteQueue(self._database, lambda error: self._error("write to", error))
+        # The log lies beside the file that a link leads to.
+        self._files = dict.fromkeys((self._path, Path(f"{self._path.resolve()}-wal")))
+        self.look()
+        self._queue = WriteQueue(self._database, self._see, lambda error: self._error("write to", error))
         return identity
+
+    def look(self) -> None:
+        """See whether the files are still those that are open, and have lost nothing.
+
+        SQLite writes on into a file that was deleted, and makes neither of them shorter while it has them open.
+        """
+        with self._looking:
+            for path, known in self._files.items() if self.lost is None else ():
+                try:
+                    found = path.stat()
+                except OSError as error:
+                    self._miss(f"{path}: {error.strerror}")
+                    return
+                if known is not None and not os.path.samestat(found, known):
+                    self._miss(f"{path} is another file now")
+                elif known is not None and found.st_size < known.st_size:
+                    self._miss(f"{path} has {found.st_size} bytes, and had {known.st_size}")
+                self._files[path] = found
+
+    def _miss(self, cause: str) -> None:
+        if self.lost is None:
+            self.lost = StoreLostError(
+                f"the metadata store {self._path} is not what it was when it was opened",
+                cause=cause,
+                hint="see who took it away; start the master anew, with a copy of before or without its chunks",
+            )
+            _log.error("%s", self.lost)
+
+    def _see(self) -> None:
+        self.look()
+        if self.lost is not None:
+            raise self.lost
 
     def _connect(self) -> sqlite3.Connection:
         # The writer's thread uses it after this one has loaded everything: never two at once.
@@ -220,6 +261,8 @@ class EmbeddedStore(MetadataStore):
         """Carry out what waits, and close the file."""
         if self._queue is not None:
             self._queue.close()
+        with self._looking:
+            self._files.clear()
         if self._database is not None:
             self._database.close()
 

@@ -44,11 +44,15 @@ class WriteQueue:
 
     Args:
         database: used by nobody else from now on.
+        see: raises when what was committed is in no file that a later start would find.
         translate: makes the error that callers get out of SQLite's.
     """
 
-    def __init__(self, database: sqlite3.Connection, translate: Callable[[Exception], Exception]) -> None:
+    def __init__(
+        self, database: sqlite3.Connection, see: Callable[[], None], translate: Callable[[Exception], Exception]
+    ) -> None:
         self._database = database
+        self._see = see
         self._translate = translate
         self._waiting: deque[_Waiting] = deque()
         self._changed = threading.Condition()
@@ -131,11 +135,13 @@ class WriteQueue:
             waiting.done.set_result(None)
 
     def _transact(self, group: list[_Waiting]) -> None:
+        self._see()  # also before: what was cut off is as long as before, once more is written
         self._database.execute("BEGIN IMMEDIATE")
         try:
             for waiting in group:
                 waiting.change(self._database)
             self._database.execute("COMMIT")
+            self._see()
         except BaseException:
             # SQLite has rolled back by itself after some errors, a full disk among them.
             if self._database.in_transaction:

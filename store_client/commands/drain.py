@@ -71,6 +71,8 @@ def drain(
                     "moved": draining.moved,
                     "moving": draining.moving,
                     "stuck": draining.stuck,
+                    "cause": draining.cause,
+                    "trouble": "" if left is None else left.trouble,
                 },
                 indent=2,
             )
@@ -85,13 +87,13 @@ def _judge(left: pb.Segment | None, number: int, *, quiet: bool) -> None:
     if left is None:
         raise click.ClickException(f"segment {number} is gone: its node has left, or is lost")
     if left.state == pb.QUARANTINED:
-        raise click.ClickException(f"the node of segment {number} does not answer the master")
+        raise click.ClickException(f"the node of segment {number} does not answer the master: {left.trouble}")
     if left.state != pb.DRAINING:
         raise click.ClickException(f"segment {number} is used again: the drain was undone")
     if left.chunks:
+        cause = left.draining.cause or left.trouble or "they are still written, or read"
         raise click.ClickException(
-            f"{left.chunks} chunks stay in segment {number}: there is no room for them elsewhere, or they could not be "
-            "copied. More nodes, fewer pins, or --undo"
+            f"{left.chunks} chunks stay in segment {number}: {cause}. More nodes, fewer pins, or --undo"
         )
     if not quiet:
         click.echo(f"segment {number} is empty: its node can be stopped")
@@ -126,13 +128,16 @@ def _segment(client: StoreClient, number: int) -> pb.Segment | None:
 
 def _wait(client: StoreClient, number: int, *, shown: bool) -> pb.Segment | None:
     """Return the segment when it is empty, when nothing has moved for a while, or when it is not drained any more."""
-    before, since = None, time.monotonic()
+    before, since, told = None, time.monotonic(), False
     with _progress(shown) as (progress, task):
         while True:
             one = _segment(client, number)
             # One in quarantine may be drained on: it is waited for, as for a node that a new master has not seen yet.
             if one is None or (one.state != pb.QUARANTINED and (one.state != pb.DRAINING or not one.chunks)):
                 return one
+            if one.trouble and not told:
+                click.echo(f"segment {number} of {one.node} waits: {_advice(one)}", err=True)
+            told = bool(one.trouble)
             now = (one.chunks, one.draining.moved, one.draining.moving)
             if now != before:
                 before, since = now, time.monotonic()
@@ -144,6 +149,10 @@ def _wait(client: StoreClient, number: int, *, shown: bool) -> pb.Segment | None
                 text = f"{one.chunks:,} left, {one.draining.stuck:,} find no room"
                 progress.update(task, completed=done, total=done + one.chunks, description=text)
             time.sleep(_LOOK)
+
+
+def _advice(one: pb.Segment) -> str:
+    return f"{one.trouble}. It goes on when the node answers again. Try: see the node, or stop it and lose its chunks"
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import click
 from moonpool.proto import pool_pb2 as pb
 from moonpool.store_client.commands.common import connected, open_client
 
-__all__ = ["as_dict", "ls", "segment_table"]
+__all__ = ["as_dict", "ls", "segment_table", "troubles"]
 
 _BAR = 10
 
@@ -30,15 +30,26 @@ def as_dict(segment: pb.Segment) -> dict[str, Any]:
         "largest_free_bytes": segment.largest_free_bytes,
         "chunks": segment.found_chunks,
         "draining": draining(segment),
+        "trouble": segment.trouble,
     }
 
 
-def draining(segment: pb.Segment) -> dict[str, int] | None:
+def draining(segment: pb.Segment) -> dict[str, Any] | None:
     """Return how far a drain has got, for JSON; None: there is none."""
     if not segment.HasField("draining"):
         return None
     its = segment.draining
-    return {"moved": its.moved, "moving": its.moving, "stuck": its.stuck}
+    return {"moved": its.moved, "moving": its.moving, "stuck": its.stuck, "cause": its.cause}
+
+
+def troubles(segments: list[pb.Segment]) -> list[str]:
+    """Return what is the matter with segments, and why a drain of them is stuck, as lines."""
+    return [
+        f"segment {one.segment} of {one.node}: {why}"
+        for one in segments
+        for why in (one.trouble, f"{one.draining.stuck:,} stuck: {one.draining.cause}" if one.draining.stuck else "")
+        if why
+    ]
 
 
 def fill_bar(used: int, capacity: int) -> str:
@@ -88,4 +99,7 @@ def ls(as_json: bool, master: str | None, timeout: str | None, config: str | Non
         return
     from rich.console import Console
 
-    Console(highlight=False).print(segment_table(segments))
+    console = Console(highlight=False)
+    console.print(segment_table(segments))
+    for line in troubles(segments):
+        console.print(line, markup=False)

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from moonpool.store_client.commands.common import connected, open_client
-from moonpool.store_client.commands.ls import as_dict, segment_table
+from moonpool.store_client.commands.ls import as_dict, segment_table, troubles
 from moonpool.units import format_bytes
 
 __all__ = ["status"]
@@ -44,6 +44,11 @@ def facts(stats: dict[str, Any]) -> list[tuple[str, str]]:
             f"{counts.get('moved_items', 0):,} done, {counts.get('not_moved_items', 0):,} not, "
             f"{index.get('moving', 0):,} under way",
         ),
+        (
+            "spoilt copies",
+            f"{counts.get('spoilt_items', 0):,} found, {counts.get('spoilt_replaced_items', 0):,} replaced, "
+            f"{counts.get('spoilt_lost_items', 0):,} chunks lost",
+        ),
         ("store", f"{store.get('kind', '?')}, {store.get('failures', 0):,} failures"),
     ]
 
@@ -66,6 +71,8 @@ def status(as_json: bool, master: str | None, timeout: str | None, config: str |
     console = Console(highlight=False)
     console.print(f"[bold]master[/bold] {address}")
     console.print(segment_table(segments), "")
+    for line in troubles(segments):
+        console.print(line, markup=False)
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column()
     table.add_column(overflow="fold")

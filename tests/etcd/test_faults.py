@@ -85,7 +85,7 @@ def test_members_that_are_killed_stopped_and_restarted_cost_no_change(start: Sta
             assert members is not None
             member = cluster.leader() if fault.startswith("leader") else cluster.members[members._current]
             _hit(cluster, member, fault, running)
-    assert not store.lost.done()
+    assert not store.taken.done()
     # Every other figure is the machine's, but nothing may hang.
     assert running.longest < 20
 
@@ -224,7 +224,7 @@ def test_an_old_snapshot_is_noticed_by_who_leads(start: Start, opened: Open, tmp
     error = put(store, {2: b"late"}).exception(SECONDS)
     assert isinstance(error, StoreLostError)
     assert "set back" in str(error) or "another etcd" in str(error)
-    assert isinstance(store.lost.result(SECONDS), StoreLostError)
+    assert isinstance(store.taken.result(SECONDS), StoreLostError)
 
 
 def test_an_old_snapshot_is_noticed_by_who_starts(start: Start, opened: Open, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_a_lease_that_is_over_is_taken_again_where_nobody_else_has_led(
     put(store, {2: b"after"}).result(SECONDS)
     assert read(store) == {1: b"before", 2: b"after"}
     eventually(lambda: store.leading, "the lease")
-    assert store.lost.done() is False
+    assert store.taken.done() is False
 
 
 def test_a_deposed_leader_writes_nothing_and_knows_it(
@@ -97,7 +97,7 @@ def test_a_deposed_leader_writes_nothing_and_knows_it(
     changes = [put(first, {slot: b"late"}) for slot in range(1, 400)]
     for change in changes:
         assert isinstance(change.exception(SECONDS), StoreLostError)
-    assert isinstance(first.lost.result(SECONDS), StoreLostError)
+    assert isinstance(first.taken.result(SECONDS), StoreLostError)
     assert not first.leading
     assert isinstance(first.apply(b"", b"", b"").exception(SECONDS), StoreLostError)
     assert read(second) == {1: b"second"}

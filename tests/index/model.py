@@ -50,7 +50,7 @@ class Model:
         everything = [e for chunk in self.slots.values() for shard in chunk.shards.values() for e in shard.extents]
         everything += [extent for waiting in self.fences.values() for extent in waiting.values()]
         everything += [extent for _, extent in self.read]
-        everything += [move.new for move in self.moves.all.values()]
+        everything += [move.new for move in self.moves.all.values() if move.new is not None]
         return [extent for extent in everything if not self.lost(extent)]
 
     def largest_gap(self, segment: Segment) -> int:

@@ -19,7 +19,7 @@ class Move:
     chunk: Chunk | None  # None: it has gone
     shard: int
     old: Extent
-    new: Extent
+    new: Extent | None  # None: it moves to nowhere, because it is spoilt
     committed: bool = False
 
 
@@ -58,7 +58,7 @@ class Moves:
         }
 
     def targets(self, key: Key, shard: int, old: Extent, avoid: Iterable[int]) -> set[int]:
-        """Where a replica may go, as there is room now."""
+        """Where the bytes of a replica may go, as there is room now."""
         model = self._model
         others = [e for e in model.chunks[key].shards[shard].extents if e != old and not model.lost(e)]
         hosts = {model.segments[e.segment].host for e in others}
@@ -66,7 +66,7 @@ class Moves:
             s
             for s in model.segments.values()
             if s.writable
-            and s.number not in {old.segment, *avoid, *(e.segment for e in others)}
+            and s.number not in {*avoid, *(e.segment for e in others)}
             and model.largest_gap(s) >= old.size
         ]
         elsewhere = {segment.number for segment in usable if segment.host not in hosts}
@@ -100,7 +100,19 @@ class Moves:
         left_alone = [e for e in readable if not segments[e.segment].writable]
         return next(iter([*same_host, *left_alone, *readable]), None)
 
-    def begin(self, number: int, key: Key, shard: int, old: Extent, new: Extent) -> None:
+    def may_mend(self, key: Key, shard: int, generation: int, old: Extent) -> tuple[Status, list[Extent]]:
+        """What `mend` says of a copy, and which others there are; none: the chunk goes."""
+        chunk = self._model.chunks.get(key)
+        its = chunk.shards.get(shard) if chunk is not None else None
+        if its is None or chunk is None or not its.committed or its.generation != generation:
+            return Status.NOT_FOUND, []
+        if old not in its.extents or self._model.lost(old):
+            return Status.NOT_FOUND, []
+        if not self.may_move(chunk):
+            return Status.WRITING, []
+        return Status.OK, [e for e in its.extents if e != old and not self._model.lost(e)]
+
+    def begin(self, number: int, key: Key, shard: int, old: Extent, new: Extent | None) -> None:
         assert number not in self.all
         self.all[number] = Move(number, self._model.chunks[key], shard, old, new)
 
@@ -114,18 +126,24 @@ class Moves:
             return status, None
         move.committed = True
         shard = move.chunk.shards[move.shard]
-        before, shard.extents = shard.extents, [move.new if e == move.old else e for e in shard.extents]
+        before, shard.extents = shard.extents, self._after(move, shard)
         row = self._model.row_of(move.chunk)
         shard.extents = before
         return Status.OK, (move.chunk.slot, row)
 
+    @staticmethod
+    def _after(move: Move, shard: Shard) -> list[Extent]:
+        after = [move.new if e == move.old else e for e in shard.extents]
+        return [e for e in after if e is not None]
+
     def _may_commit(self, move: Move) -> Status:
-        if move.chunk is None or self._model.lost(move.old) or self._model.lost(move.new):
+        if move.chunk is None or self._model.lost(move.old) or (move.new and self._model.lost(move.new)):
             return Status.NOT_FOUND
         if move.chunk.written:
             return Status.WRITING
-        there = move.old in move.chunk.shards[move.shard].extents
-        return Status.OK if there else Status.NOT_FOUND
+        extents = move.chunk.shards[move.shard].extents
+        others = [e for e in extents if e != move.old and not self._model.lost(e)]
+        return Status.OK if move.old in extents and (move.new or others) else Status.NOT_FOUND
 
     def publish(self, numbers: list[int], now: int) -> int:
         freed = 0
@@ -135,7 +153,7 @@ class Moves:
                 continue
             del self.all[number]
             shard = move.chunk.shards[move.shard]
-            shard.extents = [move.new if e == move.old else e for e in shard.extents]
+            shard.extents = self._after(move, shard)
             if self._model.lost(move.old):
                 continue
             if move.chunk.leased_until > now:
@@ -146,7 +164,7 @@ class Moves:
 
     def abort(self, numbers: list[int]) -> int:
         gone = [self.all.pop(number) for number in numbers if number in self.all]
-        return sum(move.new.size for move in gone if not self._model.lost(move.new))
+        return sum(move.new.size for move in gone if move.new and not self._model.lost(move.new))
 
     def reclaimed(self, chunk: Chunk) -> int:
         """The removal of a chunk is durable. Returns bytes."""

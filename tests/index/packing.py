@@ -6,10 +6,13 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 from index.model_parts import Status
 
 from moonpool._index import EXTENT_BYTES, MOVE_BYTES, NO_SEGMENT
+
+Moved: TypeAlias = tuple[int, int, int, int, int, int, int, int, bytes]
 
 
 def hash_of(name: object) -> bytes:
@@ -56,12 +59,18 @@ def statuses_of(packed: bytes) -> list[Status]:
     return [Status(value) for value in packed]
 
 
-def unpack_moves(packed: bytes) -> list[tuple[int, int, int, int, int, int, int, int, bytes]]:
+def unpack_moves(packed: bytes) -> list[Moved]:
     """(number, segment it leaves, segment it goes to, generation, offset there, offset here, length, shard, hash)."""
-    moves = list(struct.iter_unpack("<QIIQQQQII32s", packed))
-    assert struct.calcsize("<QIIQQQQII32s") == MOVE_BYTES
-    assert all(move[8] == 0 for move in moves)
-    return [(*move[:8], move[9]) for move in moves]
+    assert all(source == move[1] for move, source, _ in unpack_mends(packed))
+    return [move for move, _, _ in unpack_mends(packed)]
+
+
+def unpack_mends(packed: bytes) -> list[tuple[Moved, int, int]]:
+    """The same, with the segment that is read, which is not the one that it leaves, and the namespace."""
+    moves = list(struct.iter_unpack("<QIIIIQQQQII32s", packed))
+    assert struct.calcsize("<QIIIIQQQQII32s") == MOVE_BYTES
+    assert all(move[10] == 0 for move in moves)
+    return [((*move[:3], *move[5:10], move[11]), move[3], move[4]) for move in moves]
 
 
 def unpack_extents(packed: bytes, replicas: int) -> list[list[tuple[int, int, int, int]]]:

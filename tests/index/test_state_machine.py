@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+import struct
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from index.packing import (
     u64s,
     unpack_extents,
     unpack_keys,
+    unpack_mends,
     unpack_moves,
     unpack_pairs,
     unpack_records,
@@ -323,14 +325,14 @@ class IndexAgainstModel(RuleBasedStateMachine):
             old = self.moves_begins(move)
             assert not limited or old.size <= 600
             key = next(k for k, extent in movable.items() if extent == old)
-            assert move[2] in self.model.moves.targets(*key, old, avoid)
+            assert move[2] in self.model.moves.targets(*key, old, [number, *avoid])
             self.begin_move(move, key[0])
             movable = {k: extent for k, extent in movable.items() if k[0] != key[0]}
         if not limited:
             assert following == NO_SEGMENT
             # One shard of a chunk may have found room after another one had not.
             assert len(movable) <= no_room <= looked_at
-            assert not any(self.model.moves.targets(*key, old, avoid) for key, old in movable.items())
+            assert not any(self.model.moves.targets(*key, old, [number, *avoid]) for key, old in movable.items())
 
     @precondition(lambda self: self.model.segments)
     @rule(data=st.data(), space=spaces, hashes=batches, most=st.integers(0, 5))
@@ -356,13 +358,61 @@ class IndexAgainstModel(RuleBasedStateMachine):
         number, _, to, generation, _, offset, length, shard, name = move
         its = self.model.chunks[key].shards[shard]
         assert (key[1], its.generation, its.length) == (name, generation, length)
-        new = Extent(to, offset, size_of(length))
+        self.take_move(number, key, shard, self.moves_begins(move), to, offset)
+
+    def take_move(self, number: int, key: Key, shard: int, old: Extent, to: int, offset: int) -> None:
+        new = Extent(to, offset, old.size)
         assert new.offset + new.size <= self.model.segments[to].capacity
         for other in self.model.taken():
             apart = new.offset + new.size <= other.offset or other.offset + other.size <= new.offset
             assert new.segment != other.segment or apart, "two extents overlap"
-        self.model.moves.begin(number, key, shard, self.moves_begins(move), new)
+        self.model.moves.begin(number, key, shard, old, new)
         self.moves.append(number)
+
+    @precondition(lambda self: self.model.chunks)
+    @rule(data=st.data(), replace=st.booleans(), stale=st.booleans())
+    def mend(self, data: st.DataObject, replace: bool, stale: bool) -> None:
+        """A copy is spoilt. `stale`: what is said of it has been so."""
+        copies = [
+            (key, number, extent)
+            for key, chunk in sorted(self.model.chunks.items(), key=lambda item: item[0])
+            for number, its in sorted(chunk.shards.items())
+            for extent in its.extents
+        ]
+        if not copies:
+            return
+        key, shard, old = data.draw(st.sampled_from(copies))
+        its = self.model.chunks[key].shards[shard]
+        generation = its.generation - (1 if stale else 0)
+        expected, others = self.model.moves.may_mend(key, shard, generation, old)
+        packed = struct.pack("<QQQII", generation, old.offset, its.length, old.segment, 0)
+        targets = self.model.moves.targets(key, shard, old, []) if others and replace else set()
+        statuses, moves, slots = self.index.mend(key[0], key[1], shard, packed, replace, self.now)
+        assert statuses_of(statuses) == [expected]
+        if expected is Status.OK and not others:
+            assert unpack_u32s(slots) == [self.model.chunks[key].slot]
+            self.model.forget(self.model.chunks[key])
+            self.deletes += unpack_u32s(slots)
+        assert bool(slots) == (expected is Status.OK and not others)
+        assert bool(moves) == bool(others)
+        for move, source, space in unpack_mends(moves):
+            number, leaves, to, *_ = move
+            assert (leaves, space, move[8], move[3], move[6], move[7]) == (
+                old.segment,
+                *key,
+                generation,
+                its.length,
+                shard,
+            )
+            readable = [e for e in others if self.model.segments[e.segment].readable]
+            if not readable or not targets:
+                assert (to, source, move[4]) == (NO_SEGMENT, old.segment, old.offset)
+                self.model.moves.begin(number, key, shard, old, None)
+                self.moves.append(number)
+            else:
+                assert to in targets
+                assert (source, move[4]) == (readable[0].segment, readable[0].offset)
+                self.take_move(number, key, shard, old, to, move[5])
 
     @precondition(lambda self: self.moves)
     @rule(data=st.data())

@@ -101,6 +101,7 @@ def test_what_has_no_room_elsewhere_stays_and_is_told(start_master: Start, join:
     client.drain(1)
     stuck = eventually(lambda: client.segments()[1].draining.stuck, "that there is no room")
     assert stuck == client.segments()[1].chunks > 30
+    assert "no room elsewhere" in client.segments()[1].draining.cause
     assert client.exists(chunks + kept) == bytes(140)
     assert client.unpin(pin) == 90
     # It makes nothing go. When something goes by itself, it goes on.
@@ -116,6 +117,7 @@ def test_what_has_no_other_segment_stays_and_is_told(start_master: Start, join: 
     assert not any(client.put(hashes(3)))
     client.drain(1)
     assert eventually(lambda: client.segments()[1].draining.stuck, "that there is none") == 3
+    assert client.segments()[1].draining.cause == "no other segment takes chunks now"
     assert join(master, pb.NODE, host="node-2").mount(MIB) == 2
     eventually(lambda: client.segments()[1].chunks == 0, "an empty segment")
     assert client.segments()[1].draining.stuck == 0
@@ -226,6 +228,7 @@ def test_copies_that_fail_are_tried_again_later_and_later(start_master: Start, j
     time.sleep(0.5)
     assert len(node.copies) <= began + 2
     assert client.segments()[1].draining.stuck == 5
+    assert client.segments()[1].draining.cause == "5 could not be copied: a test"
     node.copied = pb.OK
     eventually(lambda: client.segments()[1].chunks == 0, "an empty segment")
 

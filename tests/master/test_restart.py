@@ -326,6 +326,7 @@ def test_nothing_is_removed_before_holders_of_pins_had_time_to_come_back(
     chunks = hashes(3)
     holder.put(chunks)
     pin = holder.pin(chunks).pin
+    assert gone.pin(hashes(1) + chunks).pin
     master.end(signal.SIGKILL)
 
     master = run(session_timeout="4")

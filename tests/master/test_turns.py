@@ -109,7 +109,7 @@ def test_a_master_whose_store_was_taken_leads_no_longer(
             call(pool.Exists, pb.ExistsRequest(namespace="ns", hashes=key))
         place.changed.notify_all()
     assert holder is not None
-    holder.lost.set_result(StoreLostError("another master leads"))
+    holder.taken.set_result(StoreLostError("another master leads"))
     eventually(lambda: leads(first) or leads(second), "one of them leads")
     eventually(lambda: client.get("ns", [key])[0] == b"before", "the chunk is found again")
     assert old.closing.is_set()

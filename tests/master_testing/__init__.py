@@ -100,6 +100,8 @@ class Member:
         self.reaches: bool | None = True
         self.copies: list[pb.Copy] = []
         self.copied = pb.OK
+        #: What it says of its own extents that it is to look at.
+        self.looked = pb.OK
         self.header = pb.Header()
         self._hello = pb.Hello(
             session=self.id, kind=kind, name=host or "member", host_id=host, incarnation=self.incarnation, pins=pins
@@ -152,7 +154,8 @@ class Member:
                 elif reply.WhichOneof("kind") == "copy":
                     self.copies.append(reply.copy)
                     if self.answers:
-                        self.copy_done(reply.copy, self.copied)
+                        own = reply.copy.source.segment == reply.copy.segment
+                        self.copy_done(reply.copy, self.looked if own else self.copied)
         except grpc.RpcError as error:
             self.error = error
         self._ended.set()
@@ -276,8 +279,9 @@ class Member:
         step = 32 * reply.replicas
         return [int.from_bytes(reply.extents[at + 24 :][:4], "little") for at in range(0, len(reply.extents), step)]
 
-    def report(self, segment: int) -> None:
-        call(self.pool.ReportFailure, pb.ReportFailureRequest(session=self.id, segment=segment, cause="a test"))
+    def report(self, segment: int, **spoilt: Any) -> None:
+        request = pb.ReportFailureRequest(session=self.id, segment=segment, cause="a test", **spoilt)
+        call(self.pool.ReportFailure, request)
 
     def segments(self) -> dict[int, pb.Segment]:
         reply = call(self.pool.ListSegments, pb.ListSegmentsRequest())

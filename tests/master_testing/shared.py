@@ -34,7 +34,7 @@ class SharedPlace:
             holder, self.holder = self.holder, None
             self.changed.notify_all()
         if holder is not None:
-            holder.lost.set_result(StoreLostError("another master may lead"))
+            holder.taken.set_result(StoreLostError("another master may lead"))
 
 
 class _SharedStore(MetadataStore):
@@ -42,7 +42,7 @@ class _SharedStore(MetadataStore):
 
     def __init__(self, place: SharedPlace) -> None:
         self._place = place
-        self._lost: Future[StoreLostError] = Future()
+        self._taken: Future[StoreLostError] = Future()
 
     def open(self, address: str = "") -> Identity:
         place = self._place
@@ -63,8 +63,8 @@ class _SharedStore(MetadataStore):
         return self._place.holder is self
 
     @property
-    def lost(self) -> Future[StoreLostError]:
-        return self._lost
+    def taken(self) -> Future[StoreLostError]:
+        return self._taken
 
     def segments(self) -> list[SegmentRow]:
         return self._place.memory.segments()

@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from store_testing import content, key, keys, locate, spoil
+from store_testing import content, key, keys, locate, spoil, unheard
 
 from moonpool._index import extent_bytes
 from moonpool.cluster import LocalCluster, local_cluster
@@ -117,11 +117,10 @@ def test_whole_leaves_go_straight_into_registered_memory(client: StoreClient, na
 
 
 @pytest.mark.parametrize("transports", ["auto", "tcp"])
-def test_damage_is_found_in_leaf_table_and_header(transports: str) -> None:
+def test_damage_is_found_in_leaf_table_and_header(transports: str, monkeypatch: pytest.MonkeyPatch) -> None:
     size = 3 * LEAF + 500
     hashes = keys(5)
     values = [content(hash_, size) for hash_ in hashes]
-    # A pool of its own, since segments with damage are left alone by the master after a while.
     with local_cluster(nodes=1, dram="32MiB") as cluster:
         secret = cluster.secret.encode()
         with (
@@ -129,6 +128,7 @@ def test_damage_is_found_in_leaf_table_and_header(transports: str) -> None:
             cluster.client(engine=engine) as client,
         ):
             client.put("a", hashes, values).require()
+            unheard(client, monkeypatch)
             extents = locate(client, "a", hashes)[:, 0]
             spoil(client, extents[0], HEADER_BYTES + LEAF + 5)  # the second leaf
             spoil(client, extents[1], HEADER_BYTES + size + 8)  # what the table says of the second leaf
@@ -166,6 +166,7 @@ def test_bytes_that_no_cpu_has_moved_are_verified_here(monkeypatch: pytest.Monke
             client._core.segments, "target", lambda *where: dataclasses.replace(target(*where), by_cpu=False)
         )
         put_all(client, "a", hashes, values, "registered" if registered else "buffers")
+        unheard(client, monkeypatch)
         extents = locate(client, "a", hashes)[:, 0]
         spoil(client, extents[0], HEADER_BYTES + LEAF + 5)
         spoil(client, extents[1], HEADER_BYTES + size + 8)

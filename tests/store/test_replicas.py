@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from store_testing import content, key, keys, locate, spoil
+from store_testing import content, key, keys, locate, spoil, unheard
 
 from moonpool.cluster import LocalCluster, local_cluster
 from moonpool.store_client import ChunkCorruptError, NodeUnreachableError, Outcome, StoreClient
@@ -52,7 +52,10 @@ def test_fewer_hosts_than_copies_are_seen(client: StoreClient, namespace: str) -
     [0, 4, 8, 16, 24, 32, 63, HEADER, HEADER + 2999],
     ids=["magic", "shard", "generation", "length", "digest", "hash", "end of hash", "first byte", "last byte"],
 )
-def test_a_spoilt_copy_is_never_given_out(client: StoreClient, namespace: str, at: int) -> None:
+def test_a_spoilt_copy_is_never_given_out(
+    client: StoreClient, namespace: str, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unheard(client, monkeypatch)
     hash_, good = key(namespace), key(namespace, "good")
     client.put(namespace, [hash_, good], [content(hash_, 3000), content(good, 3000)]).require()
     spoil(client, locate(client, namespace, [hash_])[0, 0], at)
@@ -92,7 +95,8 @@ def test_what_somebody_else_has_put_since_stays(own_cluster: LocalCluster, clien
     assert put.outcomes == bytes([Outcome.ALREADY, Outcome.OK])
 
 
-def test_the_other_copy_is_read_then(client: StoreClient, namespace: str) -> None:
+def test_the_other_copy_is_read_then(client: StoreClient, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    unheard(client, monkeypatch)
     hashes = keys(30, namespace)
     client.put(namespace, hashes, [content(hash_, 3000) for hash_ in hashes], replicas=2).require()
     for index, row in enumerate(locate(client, namespace, hashes)):

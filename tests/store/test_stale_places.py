@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from engine_testing.leaks import eventually
-from store_testing import content, key, keys, locate, spoil
+from store_testing import content, key, keys, locate, spoil, unheard
 
 from moonpool.cluster import LocalCluster, local_cluster
 from moonpool.store_client import ChunkTooLargeError, Outcome, StoreClient
@@ -97,7 +97,10 @@ def test_a_number_of_another_cluster_names_no_segment(client: StoreClient) -> No
 
 
 @pytest.mark.parametrize("registered", [False, True])
-def test_a_range_of_a_spoilt_chunk_is_never_wrong(client: StoreClient, namespace: str, registered: bool) -> None:
+def test_a_range_of_a_spoilt_chunk_is_never_wrong(
+    client: StoreClient, namespace: str, registered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unheard(client, monkeypatch)
     # Damage behind the header, as by a writer that was stopped past its deadline. Only the digest tells.
     hashes = keys(2, namespace)
     values = [content(hash_, 100_000) for hash_ in hashes]

@@ -54,6 +54,11 @@ def spoil(client: StoreClient, extent: np.void, at: int, data: bytes = b"\xff") 
         region.release()
 
 
+def unheard(client: StoreClient, patch: pytest.MonkeyPatch) -> None:
+    """Keep from the master what this client finds, so that the pool does not mend what is looked at."""
+    patch.setattr(client._core, "report", lambda *_, **__: None)
+
+
 def say(capsys: pytest.CaptureFixture[str], text: str) -> None:
     """Show a figure that nobody asserts."""
     with capsys.disabled():

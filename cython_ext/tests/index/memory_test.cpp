@@ -141,6 +141,25 @@ class World {
     if (outcome == Outcome::kOk) keep_moves(moved);
     return outcome;
   }
+  // The first replica of each chunk of the batch is spoilt.
+  void put_and_find() {
+    put(1);
+    uint32_t replicas = 0;
+    std::string extents;
+    const auto its = names(1);
+    index->locate({its.data(), kBatch, 1}, 0, kNow, 0, statuses, &extents, &replicas);
+    for (size_t i = 0; i < kBatch; ++i) {
+      std::memcpy(&spoilt[i * kExtentBytes], &extents[i * replicas * kExtentBytes], kExtentBytes);
+    }
+  }
+  Outcome mend(bool replace) {
+    std::string moved;
+    const auto its = names(1);
+    slots.clear();
+    const Outcome outcome = index->mend({{its.data(), kBatch, 1}, 0, spoilt, replace, kNow}, statuses, &moved, &slots);
+    if (outcome == Outcome::kOk) keep_moves(moved);
+    return outcome;
+  }
   Outcome move_out(uint32_t segment) {
     std::string moved;
     uint32_t next = 0;
@@ -218,6 +237,7 @@ class World {
 
   std::unique_ptr<ChunkIndex> index;
   uint8_t statuses[kBatch], generations[kBatch * 8];
+  uint8_t spoilt[kBatch * kExtentBytes];
   uint8_t moves[2 * kBatch * kShards * 8], move_statuses[2 * kBatch * kShards];
   size_t moves_count = 0;
   std::string slots, records;
@@ -373,6 +393,16 @@ const Case kCases[] = {
        }
        return Outcome::kOk;
      }},
+    {"mend", [](World &world) { world.put_and_find(); }, [](World &world) { return world.mend(true); }},
+    {"mend_to_nowhere", [](World &world) { world.put_and_find(); }, [](World &world) { return world.mend(false); }},
+    {"mend_the_last_copy",
+     [](World &world) {
+       world.put_and_find();
+       for (uint32_t segment = 1; segment <= kSegments; ++segment) {
+         if (segment != load_u32(&world.spoilt[24])) world.index->drop_segment(segment);
+       }
+     },
+     [](World &world) { return world.mend(true); }},
     {"commit_moves",
      [](World &world) {
        world.put_and_add();

@@ -62,7 +62,7 @@ class EtcdStore(MetadataStore):
         self._layout = Layout(options.root)
         self._rows = Rows()
         self._last_segment = 0
-        self._lost: Future[StoreLostError] = Future()
+        self._taken: Future[StoreLostError] = Future()
         self._loop = asyncio.new_event_loop()
         self._thread: threading.Thread | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -110,7 +110,7 @@ class EtcdStore(MetadataStore):
 
     async def _make(self) -> None:
         self._members = Members(self._options)
-        self._owner = Owner(self._members, self._options, self._layout, self._lost.set_result)
+        self._owner = Owner(self._members, self._options, self._layout, self._taken.set_result)
         self._upkeep = Upkeep(self._members, self._options.upkeep)
         self._writing = Writing(self._owner, self._loop, self._upkeep.full)
 
@@ -147,9 +147,14 @@ class EtcdStore(MetadataStore):
         return self._owner is not None and self._owner.leads
 
     @property
-    def lost(self) -> Future[StoreLostError]:
-        """Done when somebody else has."""
-        return self._lost
+    def lost(self) -> StoreLostError | None:  # type: ignore[override]
+        """What ended it, once somebody else has taken over."""
+        return self._taken.result() if self._taken.done() else None
+
+    @property
+    def taken(self) -> Future[StoreLostError]:
+        """Done when somebody else has taken over."""
+        return self._taken
 
     # ---------------------------------------------------------------- reading
 
