@@ -79,9 +79,11 @@ class Upkeep:
         await self._compact(self._members.revision)
         await self._defragment(wasteful=False)
         rpc = self._rpc
-        request = rpc.AlarmRequest(action=rpc.AlarmRequest.DEACTIVATE, alarm=rpc.NOSPACE)
-        await self._members.attempt("Alarm", request)
-        self._counts["alarms"] += 1
+        raised = await self._members.attempt("Alarm", rpc.AlarmRequest(action=rpc.AlarmRequest.GET, alarm=rpc.NOSPACE))
+        for one in raised.alarms:
+            request = rpc.AlarmRequest(action=rpc.AlarmRequest.DEACTIVATE, memberID=one.memberID, alarm=rpc.NOSPACE)
+            await self._members.attempt("Alarm", request)
+            self._counts["alarms"] += 1
 
     async def _compact(self, revision: int) -> None:
         try:
