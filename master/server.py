@@ -109,10 +109,7 @@ class MasterServer:
     async def lost(self) -> StoreLostError:
         """Wait until another master has taken over the store, and return what is known of that. For most, for ever."""
         lost = None if self._store is None else self._store.lost
-        if lost is None:
-            return await asyncio.get_running_loop().create_future()
-        # The store's own future is nobody's to cancel.
-        return await asyncio.shield(asyncio.wrap_future(lost))
+        return await asyncio.wrap_future(Future() if lost is None else lost)
 
     async def stop(self, grace: float = _GRACE_S) -> None:
         """Finish the calls that are under way, end streams, close the store.

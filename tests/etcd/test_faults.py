@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
 from etcd_testing import SECONDS, Cluster, Etcd, put, read, slots
 from master_testing import call, eventually, stub
+from store_testing.certificates import Authority, Pair
+
 from moonpool.errors import ConfigError
 from moonpool.master import Master
 from moonpool.master.errors import StoreDamagedError, StoreLostError, StoreUnavailableError
@@ -21,7 +22,6 @@ from moonpool.master.store import EtcdOptions, EtcdStore, MetadataStore
 from moonpool.master.store.etcd import owner
 from moonpool.proto import pool_pb2 as pb
 from moonpool.transfer_engine.testing import FaultProxy
-from store_testing.certificates import Authority, Pair
 
 Open = Callable[[EtcdOptions], EtcdStore]
 Start = Callable[..., Cluster]
@@ -176,7 +176,7 @@ def test_no_space_is_said_and_ends(start: Start, opened: Open) -> None:
     refused = None
     # Overwriting the same slots takes no room that compaction does not give back.
     for turn in range(4000):
-        content = {slot: b"%04d" % turn * 1000 for slot in range(turn % 8, 64, 8)}
+        content = dict.fromkeys(range(turn % 8, 64, 8), b"%04d" % turn * 1000)
         error = put(store, content).exception(SECONDS)
         if error is None:
             durable.update(content)

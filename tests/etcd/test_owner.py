@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 
 import pytest
-
 from etcd_testing import SECONDS, Cluster, put, read
 from master_testing import call, eventually, stub
+
 from moonpool.master import Master
 from moonpool.master.errors import StoreBusyError, StoreLostError, StoreUnavailableError
 from moonpool.master.store import EtcdOptions, EtcdStore

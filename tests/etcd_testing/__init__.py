@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from store_testing.certificates import Pair
 
 from moonpool.master.store import EtcdOptions, MetadataStore
 from moonpool.master.store.packing import split_records
-from store_testing.certificates import Pair
 
 if TYPE_CHECKING:
     from typing_extensions import Self

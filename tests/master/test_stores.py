@@ -164,7 +164,9 @@ def test_after_close_changes_fail(reopen: Reopen) -> None:
         store.apply(slots(1), record(b"late"), b"").result(SECONDS)
 
 
-@pytest.mark.parametrize("name", ["", "sqlite", "sqlite:", "memory:x", "etcd", "etcd:", "etcd:localhost", "etcd:h:1/a b"])
+@pytest.mark.parametrize(
+    "name", ["", "sqlite", "sqlite:", "memory:x", "etcd", "etcd:", "etcd:localhost", "etcd:h:1/a b"]
+)
 def test_an_unknown_store_is_refused(name: str) -> None:
     with pytest.raises(ConfigError):
         open_store(name)

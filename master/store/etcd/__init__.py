@@ -58,6 +58,8 @@ class EtcdStore(MetadataStore):
         self._rows = Rows()
         self._last_segment = 0
         self._lost: Future[StoreLostError] = Future()
+        # Whoever waits for it may end that, and is not to cancel it.
+        self._lost.set_running_or_notify_cancel()
         self._loop = asyncio.new_event_loop()
         self._thread: threading.Thread | None = None
         self._tasks: list[asyncio.Task[None]] = []

@@ -237,6 +237,7 @@ class Owner:
         """
         async with self._fencing:
             while self.mark == mark and self.lost is None:
+                self._turn += 1
                 try:
                     await self._write_key()
                 except UnansweredError:
@@ -252,11 +253,10 @@ class Owner:
     async def _write_key(self) -> None:
         """One attempt to move the mark on."""
         rpc, key = self._rpc, self._layout.leader
-        self._turn += 1
         request = rpc.TxnRequest(compare=[_compare(rpc, key, mod=self.mark)], success=[self._put_key()])
         request.failure.append(_get(rpc, key))
         try:
-            reply = await self._members.attempt("Txn", request)
+            reply = await self._members.attempt_anywhere("Txn", request)
         except RefusedError as error:
             if not error.no_lease:
                 raise
@@ -278,14 +278,14 @@ class Owner:
         rpc, layout = self._rpc, self._layout
         sent = time.monotonic()
         grant = rpc.LeaseGrantRequest(TTL=max(1, round(self._options.lease)))
-        reply = await self._members.attempt("LeaseGrant", grant)
+        reply = await self._members.attempt_anywhere("LeaseGrant", grant)
         self._lease, self._lease_s = reply.ID, float(reply.TTL)
         request = rpc.TxnRequest(
             compare=[_compare(rpc, layout.leader, create=0), _compare(rpc, layout.epoch, mod=self._epoch_mark)],
             success=[self._put_key()],
         )
         request.failure.extend([_get(rpc, layout.leader), _get(rpc, layout.epoch)])
-        reply = await self._members.attempt("Txn", request)
+        reply = await self._members.attempt_anywhere("Txn", request)
         if reply.succeeded:
             _log.warning("the lease of the leader was over, and nobody else has led: it goes on")
             self._marked(reply.header.revision)
@@ -324,7 +324,8 @@ class Owner:
         """Renew the lease once. Returns whether it is not over, as far as is known."""
         sent = time.monotonic()
         try:
-            reply = await self._members.attempt("LeaseKeepAlive", self._rpc.LeaseKeepAliveRequest(ID=self._lease))
+            request = self._rpc.LeaseKeepAliveRequest(ID=self._lease)
+            reply = await self._members.attempt_anywhere("LeaseKeepAlive", request)
         except (UnansweredError, RefusedError):
             await self._members.pause()
             return True

@@ -108,7 +108,9 @@ class Upkeep:
                 request = self._rpc.DefragmentRequest()
                 await self._members.ask_member(number, "Defragment", request, _DEFRAGMENT_S)
                 self._counts["defragmentations"] += 1
-                _log.info("etcd member %s is smaller, in %.1f s", self._members.address(number), time.monotonic() - began)
+                _log.info(
+                    "etcd member %s is smaller, in %.1f s", self._members.address(number), time.monotonic() - began
+                )
 
 
 def _is_wasteful(status: Any) -> bool:
