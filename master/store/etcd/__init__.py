@@ -25,6 +25,7 @@ from moonpool.master.store.etcd.layout import (
 from moonpool.master.store.etcd.options import EtcdOptions
 from moonpool.master.store.etcd.owner import Change, Owner
 from moonpool.master.store.etcd.upkeep import Upkeep
+from moonpool.master.store.etcd.view import View
 from moonpool.master.store.etcd.writing import Writing
 from moonpool.master.store.packing import split_records
 from moonpool.master.store.rows import Rows
@@ -34,7 +35,6 @@ __all__ = ["EtcdOptions", "EtcdStore"]
 T = TypeVar("T")
 # Keys of one range. Their records may have kilobytes each.
 _PAGE_MAX: Final = 4096
-_READ_S: Final = 30.0
 # What waits when it is closed has so long.
 _CLOSE_S: Final = 10.0
 _SEGMENT_END: Final = (1 << 32) - 1
@@ -147,7 +147,7 @@ class EtcdStore(MetadataStore):
         return self._call(self._segments())
 
     async def _segments(self) -> list[SegmentRow]:
-        return self._rows.segments([segment_row(key, value) async for key, value in self._all(self._layout.segments)])
+        return self._rows.segments(segment_row(*pair) for pair in await self._list(self._layout.segments))
 
     def namespaces(self) -> dict[str, int]:
         """Return the number of each namespace."""
@@ -160,7 +160,7 @@ class EtcdStore(MetadataStore):
 
     def load(self, page: int) -> Iterator[tuple[bytes, bytes]]:
         """Yield every record."""
-        pages = self._pages(self._layout.chunks, min(page, _PAGE_MAX))
+        pages = self._chunk_pages(min(page, _PAGE_MAX))
         stray: list[Change] = []
         coming = self._begin(_next(pages))
         while (found := coming.result()) is not None:
@@ -174,39 +174,40 @@ class EtcdStore(MetadataStore):
             self._submit(stray)
 
     async def _list(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
-        return [pair async for pair in self._all(prefix)]
+        """Return all keys below a prefix with their values, for those of which there are thousands at most."""
+        end, after, found = end_of(prefix), prefix, []
+        view = self._view(prefix)
+        while reply := await view.range(after, end, _PAGE_MAX):
+            found += reply
+            after = reply[-1][0] + b"\0"
+        return found
 
-    async def _all(self, prefix: bytes) -> AsyncIterator[tuple[bytes, bytes]]:
-        async for page in self._pages(prefix, _PAGE_MAX):
-            for pair in page:
-                yield pair
-
-    async def _pages(self, prefix: bytes, limit: int) -> AsyncIterator[list[tuple[bytes, bytes]]]:
-        """Yield keys with their values, all as of one moment."""
-        assert self._members is not None
-        after, end, revision = prefix, end_of(prefix), 0
-        while True:
-            request = self._members.rpc.RangeRequest(key=after, range_end=end, limit=limit, revision=revision)
-            try:
-                reply = await self._members.ask("Range", request, _READ_S)
-            except RefusedError as error:
-                if error.compacted and revision:
-                    # The moment is gone. Nobody has written since: only the leader does, after it has read.
-                    revision = 0
-                    continue
-                raise StoreUnavailableError(f"{prefix.decode()} cannot be read", cause=str(error)) from error
-            revision = revision or reply.header.revision
-            if reply.kvs:
-                yield [(pair.key, pair.value) for pair in reply.kvs]
-                after = reply.kvs[-1].key + b"\0"
-            if not reply.more:
+    async def _chunk_pages(self, page: int) -> AsyncIterator[list[tuple[bytes, bytes]]]:
+        """Yield the records of chunks, those of `page` slots at a time."""
+        prefix = self._layout.chunks
+        end, after = end_of(prefix), prefix
+        view = self._view(prefix)
+        while after < end:
+            # Etcd counts all keys up to the end of a range, whatever the limit; so each range ends with its page.
+            first = 0 if after == prefix else number_of(after)
+            stop = end if first < 0 else self._layout.chunk(first + page) or end
+            if found := await view.range(after, stop, 0):
+                yield found
+            elif stop < end and (found := await view.range(stop, end, 1)):
+                stop = found[0][0]
+            else:
                 return
+            after = stop
+
+    def _view(self, prefix: bytes) -> View:
+        assert self._members is not None
+        return View(self._members, prefix)
 
     # ---------------------------------------------------------------- writing
 
     def apply(self, slots: bytes, records: bytes, deletes: bytes) -> Future[None]:
         """Write and delete records."""
-        prefix = self._layout.chunks
+        prefix = self._layout.chunks  # with the key of `Layout.chunk`, which would be a call for each
         numbers, texts = memoryview(slots).cast("I"), split_records(records)
         if len(numbers) != len(texts):
             raise ValueError(f"{len(numbers)} slots and {len(texts)} records")
