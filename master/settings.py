@@ -110,7 +110,7 @@ class MasterSettings:
     etcd_cert: str | None = setting(None, "PEM file with the certificate that is shown to etcd.")
     etcd_key: str | None = setting(None, "PEM file with the key of `etcd_cert`, without a passphrase.")
     etcd_timeout: float = setting(
-        0.7,
+        0.75,
         "How long a member of etcd has to answer before another one is asked.",
         unit="seconds",
         minimum=0.05,

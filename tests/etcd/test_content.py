@@ -40,6 +40,20 @@ def test_a_change_of_many_slots_goes_in_parts_and_many_changes_go_together(
     assert len(read(store, page=70)) == 2000
 
 
+def test_small_changes_overtake_a_large_one_but_not_where_they_have_a_slot_in_common(
+    etcd_options: Callable[..., EtcdOptions], opened: Open
+) -> None:
+    store = opened(etcd_options())
+    large = put(store, dict.fromkeys(range(20000), b"large"))
+    small = put(store, {30_000: b"small"})
+    same = put(store, {19_999: b"same"})
+    small.result(SECONDS)
+    assert not large.done()
+    same.result(SECONDS)
+    assert large.done()
+    assert read(store)[19_999] == b"same"
+
+
 def test_large_records_do_not_go_into_one_transaction(etcd_options: Callable[..., EtcdOptions], opened: Open) -> None:
     store = opened(etcd_options())
     # Etcd takes no request of more than 1.5 MiB.

@@ -86,6 +86,11 @@ def test_members_that_are_killed_stopped_and_restarted_cost_no_change(start: Sta
             assert members is not None
             member = cluster.leader() if fault.startswith("leader") else cluster.members[members._current]
             _hit(cluster, member, fault, running)
+        for member in cluster.members:
+            member.kill()
+            cluster.start()
+            cluster.await_ready()
+            running.go_on()
     assert not store.lost.done()
     # Every other figure is the machine's, but nothing may hang.
     assert running.longest < 20
@@ -147,7 +152,7 @@ def test_user_password_and_tls(start: Start, opened: Open, tmp_path: Path) -> No
     cluster = start(tls=(server, mine))
     cluster.protect("sesame")
     files = {"ca": mine.tls_ca, "cert": mine.tls_cert, "key": mine.tls_key}
-    right = cluster.options(user="root", password=b"sesame", **files)
+    right = cluster.options(user="pool", password=b"sesame", **files)
     store = opened(right)
     with load(store):
         # Tokens are in the memory of the member, so a new one is needed.
@@ -159,6 +164,8 @@ def test_user_password_and_tls(start: Start, opened: Open, tmp_path: Path) -> No
         opened(cluster.options(user="root", password=b"simsalabim", **files))
     with pytest.raises(StoreUnavailableError, match="etcd_user"):
         opened(cluster.options(**files))
+    with pytest.raises(StoreUnavailableError, match="permission denied"):
+        opened(cluster.options("not-its-own", user="pool", password=b"sesame", **files))
     _wrong_files(cluster, tmp_path, mine)
 
 

@@ -177,7 +177,11 @@ class Cluster:
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=check)
 
     def protect(self, password: str) -> None:
-        """Have it ask for a user: root, with this password."""
+        """Have it ask for a user with this password: root, or ``pool``, who may do what a master's keys need."""
+        self.ctl("user", "add", f"pool:{password}")
+        self.ctl("role", "add", "pool")
+        self.ctl("role", "grant-permission", "pool", "readwrite", "--prefix=true", "/moonpool/moonpool/")
+        self.ctl("user", "grant-role", "pool", "pool")
         self.ctl("user", "add", f"root:{password}")
         self.ctl("user", "grant-role", "root", "root")
         self.ctl("auth", "enable")

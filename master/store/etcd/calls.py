@@ -370,7 +370,8 @@ class Members:
         if call.code() is grpc.StatusCode.OK:
             return call.result()
         text = f"{self._members[number].address}: {call.details()}"
-        if call.code() in _NOT_CARRIED_OUT:
+        # What concerns the whole etcd and not keys is denied with a code that says nothing.
+        if call.code() in _NOT_CARRIED_OUT or "permission denied" in text:
             raise RefusedError(call.code(), text)
         late = call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         raise UnansweredError(f"{text} ({call.code().name.lower()})", late=late)

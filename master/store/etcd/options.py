@@ -50,7 +50,7 @@ class EtcdOptions:
     ca: str | None = None
     cert: str | None = None
     key: str | None = None
-    timeout: float = 0.7
+    timeout: float = 0.75
     lease: float = 3.0
     upkeep: bool = True
 
