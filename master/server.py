@@ -35,6 +35,8 @@ __all__ = ["Master", "MasterServer"]
 _log = logging.getLogger("moonpool.master")
 # Calls that are under way when it is stopped have so long.
 _GRACE_S: Final = 2.0
+# So long it is waited for the store, which then gives up by itself.
+_STORE_S: Final = 5.0
 _START_S: Final = 600.0
 _STOP_S: Final = 60.0
 # Calls at once, beside the stream of each session and the one that follows it.
@@ -123,12 +125,15 @@ class MasterServer:
             self._core.freed()
         if self._server is not None:
             await self._server.stop(grace)
-        if self._core is not None:
-            await self._core.close()
+        closing = [] if self._core is None else [asyncio.ensure_future(self._core.close())]
+        if closing:
+            # What waits for a store that does not answer ends when the store is closed.
+            await asyncio.wait(closing, timeout=_STORE_S)
         if self._pages is not None:
             await self._pages.close()
         if self._store is not None:
             await asyncio.to_thread(self._store.close)
+        await asyncio.gather(*closing)
 
 
 def _options(settings: MasterSettings) -> list[tuple[str, Any]]:

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import Any, Final, TypeVar
 
 from moonpool.master.errors import StoreDamagedError, StoreLostError, StoreUnavailableError
@@ -36,7 +36,7 @@ T = TypeVar("T")
 # Keys of one range. Their records may have kilobytes each.
 _PAGE_MAX: Final = 4096
 # What waits when it is closed has so long.
-_CLOSE_S: Final = 10.0
+_CLOSE_S: Final = 5.0
 _SEGMENT_END: Final = (1 << 32) - 1
 
 
@@ -61,6 +61,7 @@ class EtcdStore(MetadataStore):
         # Whoever waits for it may end that, and is not to cancel it.
         self._lost.set_running_or_notify_cancel()
         self._loop = asyncio.new_event_loop()
+        self._closing = threading.Lock()
         self._thread: threading.Thread | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._owner: Owner | None = None
@@ -261,24 +262,26 @@ class EtcdStore(MetadataStore):
         return {**self._writing.stats(), **refused, **met}
 
     def close(self) -> None:
-        """Carry out what waits, let the next one lead, and close."""
-        if self._thread is None:
-            self._loop.close()
-            return
-        if self._writing is not None:
-            self._writing.stop_taking()
-        if not self._loop.is_closed():
-            self._call(self._end())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
+        """Carry out what waits, let the next one lead, and close. An `open` in another thread ends with an error."""
+        with self._closing:
+            if self._loop.is_closed():
+                return
+            if self._thread is not None:
+                if self._writing is not None:
+                    self._writing.stop_taking()
+                self._begin(self._end()).result()
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._thread.join()
             self._loop.close()
 
     async def _end(self) -> None:
         if self._writing is not None:
             await self._writing.drain(_CLOSE_S)
-        for task in self._tasks:
+        # Those that were begun for good, and whatever another thread waits for.
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*others, return_exceptions=True)
         if self._owner is not None:
             # Without it the next leader waits until the lease is over.
             with contextlib.suppress(StoreUnavailableError, RefusedError, StoreDamagedError):
@@ -291,7 +294,10 @@ class EtcdStore(MetadataStore):
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        return self._begin(work).result()
+        try:
+            return self._begin(work).result()
+        except CancelledError as error:
+            raise StoreUnavailableError("the metadata store was closed") from error
 
 
 async def _next(pages: AsyncIterator[T]) -> T | None:

@@ -299,6 +299,11 @@ class Members:
             self._current = (number + 1) % len(self._members)
 
     @property
+    def current(self) -> int:
+        """The member that is asked next."""
+        return self._current
+
+    @property
     def addresses(self) -> str:
         """Of all members, for people."""
         return ", ".join(member.address for member in self._members)
