@@ -17,20 +17,18 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from moonpool.master.errors import StoreBusyError, StoreDamagedError, StoreLostError, StoreUnavailableError
+from moonpool.master.errors import StoreBusyError, StoreDamagedError, StoreLostError
 from moonpool.master.store.base import EPOCH_MAX, Identity
 from moonpool.master.store.etcd.calls import Members, RefusedError, UnansweredError
 from moonpool.master.store.etcd.layout import Layout
 from moonpool.master.store.etcd.options import EtcdOptions
+from moonpool.master.store.etcd.requests import compare, first, get, unavailable
+from moonpool.master.store.etcd.watched import Watched
 
 __all__ = ["Owner"]
 
 _log = logging.getLogger("moonpool.master")
-# How long somebody is waited for who leads and says nothing any more, beyond the time of its lease.
-_GRACE: Final = 3.0
 _LOOK: Final = 0.1
-# What a renewal of a lease has to show, in seconds.
-_MARGIN: Final = 0.2
 # Renewals for each lease that runs out.
 _RENEWALS: Final = 4
 # The part of a lease that is counted on. The rest is for clocks that differ in their speed.
@@ -96,7 +94,7 @@ class Owner:
         """
         await self._grant()
         end = None if wait is None else time.monotonic() + wait
-        watched = _Watched(self)
+        watched = Watched(lambda: self.read(self._layout.leader), self._left_of)
         while not await self._take_key():
             await watched.look(end)
             await asyncio.sleep(_LOOK)
@@ -110,25 +108,25 @@ class Owner:
         try:
             reply = await self._members.ask("LeaseGrant", request, _ANSWER)
         except RefusedError as error:
-            raise _unavailable("etcd gives no lease", error) from error
+            raise unavailable("etcd gives no lease", error) from error
         self._lease, self._lease_s = reply.ID, float(reply.TTL)
         self.until = sent + _COUNTED * self._lease_s
 
     async def _take_key(self) -> bool:
         """Write the key of the leader, unless it is there. Returns whether it is this one's."""
         rpc, key = self._rpc, self._layout.leader
-        request = rpc.TxnRequest(compare=[_compare(rpc, key, create=0)], success=[self._put_key()])
-        request.failure.append(_get(rpc, key))
+        request = rpc.TxnRequest(compare=[compare(rpc, key, create=0)], success=[self._put_key()])
+        request.failure.append(get(rpc, key))
         try:
             reply = await self._members.ask("Txn", request, _ANSWER)
         except RefusedError as error:
             if error.no_lease:
                 return False
-            raise _unavailable("the key of the leader cannot be written", error) from error
+            raise unavailable("the key of the leader cannot be written", error) from error
         if reply.succeeded:
             self.mark = reply.header.revision
             return True
-        found = _first(reply.responses[0])
+        found = first(reply.responses[0])
         if found is not None and self._is_mine(found):
             # An earlier attempt was carried out, whose answer was lost.
             self.mark = found.mod_revision
@@ -152,7 +150,7 @@ class Owner:
             while not await self.change(changes):
                 await asyncio.sleep(_FULL_PAUSE)
         except RefusedError as error:
-            raise _unavailable("the epoch cannot be written", error) from error
+            raise unavailable("the epoch cannot be written", error) from error
         found = await self.read(layout.epoch)
         if found is None or json.loads(found.value) != now:
             raise StoreBusyError("somebody else has taken over meanwhile", hint="start it again, as a standby")
@@ -215,7 +213,7 @@ class Owner:
         if self.lost is not None:
             raise self.lost
         rpc = self._rpc
-        request = rpc.TxnRequest(compare=[_compare(rpc, self._layout.leader, mod=mark)])
+        request = rpc.TxnRequest(compare=[compare(rpc, self._layout.leader, mod=mark)])
         add = request.success.add
         for key, value in changes:
             if value is None:
@@ -253,8 +251,8 @@ class Owner:
     async def _write_key(self) -> None:
         """One attempt to move the mark on."""
         rpc, key = self._rpc, self._layout.leader
-        request = rpc.TxnRequest(compare=[_compare(rpc, key, mod=self.mark)], success=[self._put_key()])
-        request.failure.append(_get(rpc, key))
+        request = rpc.TxnRequest(compare=[compare(rpc, key, mod=self.mark)], success=[self._put_key()])
+        request.failure.append(get(rpc, key))
         try:
             reply = await self._members.attempt_anywhere("Txn", request)
         except RefusedError as error:
@@ -265,7 +263,7 @@ class Owner:
         if reply.succeeded:
             self._marked(reply.header.revision)
             return
-        found = _first(reply.responses[0])
+        found = first(reply.responses[0])
         if found is None:
             await self._lease_again()
         elif self._is_mine(found):
@@ -281,17 +279,17 @@ class Owner:
         reply = await self._members.attempt_anywhere("LeaseGrant", grant)
         self._lease, self._lease_s = reply.ID, float(reply.TTL)
         request = rpc.TxnRequest(
-            compare=[_compare(rpc, layout.leader, create=0), _compare(rpc, layout.epoch, mod=self._epoch_mark)],
+            compare=[compare(rpc, layout.leader, create=0), compare(rpc, layout.epoch, mod=self._epoch_mark)],
             success=[self._put_key()],
         )
-        request.failure.extend([_get(rpc, layout.leader), _get(rpc, layout.epoch)])
+        request.failure.extend([get(rpc, layout.leader), get(rpc, layout.epoch)])
         reply = await self._members.attempt_anywhere("Txn", request)
         if reply.succeeded:
             _log.warning("the lease of the leader was over, and nobody else has led: it goes on")
             self._marked(reply.header.revision)
             self.until = sent + _COUNTED * self._lease_s
             return
-        found, epoch = _first(reply.responses[0]), _first(reply.responses[1])
+        found, epoch = first(reply.responses[0]), first(reply.responses[1])
         if epoch is None or epoch.mod_revision != self._epoch_mark or (found is not None and not self._is_mine(found)):
             raise self._deposed(found or epoch)
         if found is not None:
@@ -350,21 +348,16 @@ class Owner:
         try:
             reply = await self._members.ask("Range", self._rpc.RangeRequest(key=key), _ANSWER)
         except RefusedError as error:
-            raise _unavailable(f"{key.decode()} cannot be read", error) from error
+            raise unavailable(f"{key.decode()} cannot be read", error) from error
         return reply.kvs[0] if reply.kvs else None
 
-    async def left_of(self, lease: int) -> float:
+    async def _left_of(self, lease: int) -> float:
         """Return how many whole seconds a lease has left; below 0: it is over."""
         try:
             reply = await self._members.ask("LeaseTimeToLive", self._rpc.LeaseTimeToLiveRequest(ID=lease), _ANSWER)
         except RefusedError as error:
-            raise _unavailable("the lease of the leader cannot be read", error) from error
+            raise unavailable("the lease of the leader cannot be read", error) from error
         return float(reply.TTL)
-
-    @property
-    def leader_key(self) -> bytes:
-        """The key of the leader."""
-        return self._layout.leader
 
     def _put_key(self) -> Any:
         value = {"name": self._options.name, "boot": self._boot, "turn": self._turn}
@@ -392,52 +385,3 @@ class Owner:
             _log.error("%s", self.lost)
             self._when_lost(self.lost)
         return self.lost
-
-
-class _Watched:
-    """Sees whether the leader that is waited for is there: one that is renews its lease."""
-
-    def __init__(self, owner: Owner) -> None:
-        self._owner = owner
-        self._lease = 0
-        self._left = 0.0
-        self._seen = 0.0
-
-    async def look(self, end: float | None) -> None:
-        """Raise StoreBusyError when it leads on and the time is over."""
-        found = await self._owner.read(self._owner.leader_key)
-        if found is None or end is None:
-            return
-        left, now = await self._owner.left_of(found.lease), time.monotonic()
-        if found.lease != self._lease:
-            self._lease, self._left, self._seen = found.lease, left, now
-        # Etcd tells whole seconds, rounded down.
-        renewed = left > 0 and left >= self._left + 1 - (now - self._seen) + _MARGIN
-        if now >= end and (renewed or now >= self._seen + self._left + _GRACE):
-            raise StoreBusyError(
-                f"another master leads: {found.value.decode(errors='replace')}",
-                cause="it has the key of the leader in etcd, and renews its lease",
-                hint="stop that one, or another prefix or cluster",
-            )
-
-
-def _unavailable(what: str, error: RefusedError) -> StoreUnavailableError:
-    hint = "see etcd_user and what it may do" if error.stale_token or "permission" in error.text else "see etcd"
-    return StoreUnavailableError(what, cause=str(error), retryable=error.full or error.busy, hint=hint)
-
-
-def _compare(rpc: Any, key: bytes, *, mod: int | None = None, create: int | None = None) -> Any:
-    if mod is not None:
-        return rpc.Compare(key=key, target=rpc.Compare.MOD, result=rpc.Compare.EQUAL, mod_revision=mod)
-    return rpc.Compare(key=key, target=rpc.Compare.CREATE, result=rpc.Compare.EQUAL, create_revision=create)
-
-
-def _get(rpc: Any, key: bytes) -> Any:
-    request = rpc.RequestOp()
-    request.request_range.key = key
-    return request
-
-
-def _first(response: Any) -> Any:
-    kvs = response.response_range.kvs
-    return kvs[0] if kvs else None

@@ -221,8 +221,10 @@ class Writing:
             alone = asked.alone and bool(parts or overtaken or self._lanes)
             if other or alone or any(asked.has_a_key_of(one) for one in overtaken):
                 break
+            before = asked.place
             room = self._take_part(asked, batch, room)
-            if asked.under_way:
+            if asked.place > before or not asked.changes:
+                asked.under_way = True
                 parts.append(asked)
             if not asked.sent:
                 break
@@ -234,7 +236,6 @@ class Writing:
 
     def _take_part(self, asked: _Asked, batch: dict[bytes, bytes | None], room: int) -> int:
         """Take as much of a change into a transaction as it may have. Returns the bytes that are left."""
-        began = asked.place
         while not asked.sent and len(batch) < _OPERATIONS_MAX and room > 0:
             key, value = asked.changes[asked.place]
             if key in self._busy:
@@ -243,7 +244,6 @@ class Writing:
             batch[key] = value
             room -= len(value) if value is not None else 0
             asked.place += 1
-        asked.under_way = asked.place > began or not asked.changes
         return room
 
     async def _carry_out(self, parts: list[_Asked], batch: dict[bytes, bytes | None]) -> None:
