@@ -177,9 +177,7 @@ class Calls:
             raise error
         over = duty is not None and duty.over
         taken = duty is not None and duty.store.shared and isinstance(error, StoreLostError)
-        if taken or (
-            over and isinstance(error, (StoreUnavailableError, MasterClosedError))
-        ):
+        if taken or (over and isinstance(error, (StoreUnavailableError, MasterClosedError))):
             # What it met is that its time is over; the next leader knows what became of the call.
             error = self._not_leading()
         if isinstance(error, (ValueError, TypeError)) and not isinstance(error, MoonpoolError):

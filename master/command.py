@@ -39,7 +39,11 @@ Every other setting (watermarks, leases, limits) comes from the environment or a
 @click.command(epilog=_EXAMPLES)
 @click.option("--listen", metavar="HOST:PORT", help="For nodes and clients.  [default: 127.0.0.1:7600]")
 @click.option("--http", metavar="HOST:PORT|none", help="For /healthz, /metrics, /status.  [default: 127.0.0.1:7601]")
-@click.option("--store", metavar="sqlite:PATH|memory", help="Where metadata is kept.  [default: sqlite:moonpool.db]")
+@click.option(
+    "--store",
+    metavar="sqlite:PATH|etcd:HOST:PORT|memory",
+    help="Where metadata is kept.  [default: sqlite:moonpool.db]",
+)
 @click.option("--secret", metavar="TEXT|@FILE", help="Cluster secret; needed beyond loopback.")
 @click.option("--insecure", is_flag=True, default=None, help="Listen beyond loopback without secret and TLS.")
 @click.option("--tls-cert", metavar="FILE", help="Certificate, PEM. With --tls-key and --tls-ca: mutual TLS.")

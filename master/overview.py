@@ -208,6 +208,7 @@ def gauges(core: Core) -> dict[str, float | dict[str, float]]:
             'kind="node"': sum(session.kind == pb.NODE for session in sessions),
         },
         "pins": sum(len(session.pins) for session in sessions),
+        "leading": float(core.store.leading),
         "fences_outstanding": core.fences.outstanding,
         "chunks_moving": index["moving"],
         "copies": len(core.copies.under_way),

@@ -44,6 +44,8 @@ _GRACE_S: Final = 2.0
 _TURN_S: Final = 1.0
 # Before it tries again, when it was its turn and it could not lead.
 _AGAIN_S: Final = 1.0
+# So long it is waited for the store, which then gives up by itself.
+_STORE_S: Final = 5.0
 _START_S: Final = 600.0
 _STOP_S: Final = 60.0
 # Calls at once, beside the stream of each session and the one that follows it.
@@ -184,7 +186,11 @@ class MasterServer:
             self._calls.follow()
             role.core = None
             core.say_goodbye()
-            await core.close()
+            closing = asyncio.ensure_future(core.close())
+            # What waits for a store that does not answer ends when the store is closed.
+            await asyncio.wait((closing,), timeout=_STORE_S)
+            await asyncio.to_thread(store.close)
+            await closing
 
     async def _elected(self, store: MetadataStore) -> Identity | None:
         """Return when the store is this master's. None: it is being stopped."""

@@ -104,9 +104,9 @@ class MasterSettings:
     cluster: str = setting("moonpool", "The name of the cluster, for people.")
     store: str = setting(
         "sqlite:moonpool.db",
-        "Where metadata is kept: sqlite:PATH or etcd:HOST:PORT,HOST:PORT/PREFIX, so that chunks are found again after a "
-        "restart, or memory. /PREFIX is /moonpool where it is left out, and every key begins with it and the cluster's "
-        "name.",
+        "Where metadata is kept: sqlite:PATH or etcd:HOST:PORT,HOST:PORT/PREFIX, so that chunks are found again after "
+        "a restart, or memory. /PREFIX is /moonpool where it is left out; every key begins with it and the name of the "
+        "cluster.",
     )
     etcd_user: str | None = setting(None, "The user that etcd is asked as; none where it asks for none.")
     etcd_password: bytes | None = setting(None, "The password of `etcd_user`.", secret=True)
@@ -116,7 +116,7 @@ class MasterSettings:
     etcd_cert: str | None = setting(None, "PEM file with the certificate that is shown to etcd.")
     etcd_key: str | None = setting(None, "PEM file with the key of `etcd_cert`, without a passphrase.")
     etcd_timeout: float = setting(
-        1.0,
+        0.75,
         "How long a member of etcd has to answer before another one is asked.",
         unit="seconds",
         minimum=0.05,

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from etcd_testing import Cluster
 from etcd_testing.fixtures import etcd, etcd_options
 from master_testing.fixtures import join, start_master
+
 from moonpool.master.store import EtcdOptions, EtcdStore
 
 __all__ = ["etcd", "etcd_options", "join", "start_master"]

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
 from etcd_testing import SECONDS, put, read, slots
 from master_testing import eventually
+
 from moonpool.master.errors import StoreLostError, StoreUnavailableError
 from moonpool.master.store import EtcdOptions, EtcdStore, SegmentRow
 from moonpool.master.store.etcd.calls import Members, UnansweredError
@@ -117,7 +117,8 @@ def test_what_was_late_finds_the_mark_moved(
 ) -> None:
     """The one case in which a plain second attempt goes wrong: a first attempt that is carried out after the second."""
     store = opened(etcd_options())
-    attempt, held = Members.attempt, []
+    attempt = Members.attempt
+    held: list[tuple[Members, Any]] = []
 
     async def hold_first(members: Members, method: str, request: Any) -> Any:
         if method == "Txn" and not held:

@@ -7,17 +7,17 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 
 import pytest
-
-from etcd_testing import SECONDS, Cluster, put, read
+from etcd_testing import SECONDS, Cluster, put, read, slots, take_turn
 from master_testing import call, eventually, stub
+
 from moonpool.master import Master
 from moonpool.master.errors import StoreBusyError, StoreLostError, StoreUnavailableError
-from moonpool.master.store import EtcdOptions, EtcdStore
+from moonpool.master.store import EtcdOptions, EtcdStore, SegmentRow
 from moonpool.proto import pool_pb2 as pb
+from moonpool.proto.errors import NotLeaderError
 
 Open = Callable[[EtcdOptions], EtcdStore]
 
@@ -51,21 +51,45 @@ def revoke(cluster: Cluster, options: EtcdOptions) -> None:
 
 
 def test_one_leads_and_the_other_is_told(etcd_options: Callable[..., EtcdOptions], opened: Open) -> None:
-    opened(etcd_options(name="10.0.0.1:7600"))
-    with pytest.raises(StoreBusyError, match=r"10\.0\.0\.1:7600"):
+    first = EtcdStore(etcd_options())
+    first.open("10.0.0.1:7600")
+    with pytest.raises(StoreBusyError, match=r"10\.0\.0\.1:7600") as caught:
         opened(etcd_options())
+    assert caught.value.leader == "10.0.0.1:7600"
+    first.close()
 
 
 def test_a_standby_waits_and_takes_over(etcd_options: Callable[..., EtcdOptions], opened: Open) -> None:
     first, second = opened(etcd_options()), EtcdStore(etcd_options())
     put(first, {1: b"one"}).result(SECONDS)
-    second.connect()
-    campaign = second._begin(second._lead(None))
-    time.sleep(0.3)
-    assert not campaign.done()
+    with pytest.raises(StoreBusyError):
+        second.open()
+    second.wait_for_turn(0.3)
+    put(first, {2: b"two"}).result(SECONDS)
     first.close()
-    campaign.result(SECONDS)
-    assert read(second) == {1: b"one"}
+    take_turn(second)
+    assert second._follower is not None, "what the first one wrote was followed"
+    assert read(second) == {1: b"one", 2: b"two"}
+    assert second._follower is None
+    second.close()
+
+
+def test_what_a_standby_follows_is_what_is_there(etcd_options: Callable[..., EtcdOptions], opened: Open) -> None:
+    first, second = opened(etcd_options()), EtcdStore(etcd_options())
+    put(first, dict.fromkeys(range(100), b"old")).result(SECONDS)
+    with pytest.raises(StoreBusyError):
+        second.open()
+    second.wait_for_turn(0.01)
+    follower = second._follower
+    assert follower is not None
+    eventually(lambda: follower.revision, "everything is read")
+    put(first, dict.fromkeys(range(50, 150), b"new")).result(SECONDS)
+    first.apply(b"", b"", slots(*range(25))).result(SECONDS)
+    first.put_segment(SegmentRow(1, "node", "host", "127.0.0.1:1", "pool", bytes(16), 1 << 20)).result(SECONDS)
+    first.close()
+    take_turn(second)
+    assert read(second) == {slot: b"old" if slot < 50 else b"new" for slot in range(25, 150)}
+    assert [row.segment for row in second.segments()] == [1]
     second.close()
 
 
@@ -119,8 +143,7 @@ def test_one_that_was_stopped_and_goes_on_cannot_write(
                 assert process.stdout.readline().strip().isdecimal()
             process.send_signal(signal.SIGSTOP)
             second = EtcdStore(options)
-            second.connect()
-            assert second.campaign(None).epoch > epoch
+            assert take_turn(second).epoch > epoch
             put(second, {7: b"the second"}).result(SECONDS)
             process.send_signal(signal.SIGCONT)
             said = process.stdout.read().split()
@@ -143,16 +166,20 @@ def test_after_kill_9_the_next_one_need_not_be_told_to_wait(
         process.kill()
         rest = process.stdout.read().split()
     last = rest[-1] if rest else last
-    found = int(read(opened(options))[7].split()[0])
+    store = EtcdStore(options)
+    take_turn(store)
+    found = int(read(store)[7].split()[0])
+    store.close()
     assert found in (int(last), int(last) + 1)
 
 
-def test_a_master_that_is_deposed_serves_no_more(
+def test_a_master_that_is_deposed_serves_no_more_and_waits(
     etcd: Cluster, etcd_options: Callable[..., EtcdOptions], opened: Open, start_master: Callable[..., Master]
 ) -> None:
     options = etcd_options()
     prefix = options.root.split("/")[1]
     master = start_master(store=f"etcd:{etcd.endpoints}/{prefix}", etcd_lease=1.0, http=None)
+    role = master.server.role
     channel, pool = stub(master.address)
     with channel:
         call(pool.Exists, pb.ExistsRequest(namespace="ns", hashes=bytes(32)))
@@ -161,32 +188,17 @@ def test_a_master_that_is_deposed_serves_no_more(
         for task in store._tasks:
             store._loop.call_soon_threadsafe(task.cancel)
         revoke(etcd, options)
-        opened(options)
+        other = EtcdStore(options)
+        other.open("10.0.0.1:7600")
         # It has asked nobody for so long that it cannot know whether it leads.
         eventually(lambda: not store.leading, "the end of its lease")
-        with pytest.raises(Exception, match="cannot tell whether it still leads"):
+        with pytest.raises(NotLeaderError):
             call(pool.Exists, pb.ExistsRequest(namespace="ns", hashes=bytes(32)), timeout=5.0)
         assert isinstance(put(store, {1: b"late"}).exception(SECONDS), StoreLostError)
-        eventually(lambda: not master._thread.is_alive(), "its end")
-
-
-def test_the_command_says_why_it_ends(etcd: Cluster, etcd_options: Callable[..., EtcdOptions], opened: Open) -> None:
-    options = etcd_options()
-    prefix = options.root.split("/")[1]
-    command = [sys.executable, "-m", "moonpool.cli", "master", "--listen", "127.0.0.1:0", "--http", "none"]
-    command += ["--store", f"etcd:{etcd.endpoints}/{prefix}"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline()
-        process.send_signal(signal.SIGSTOP)
-        revoke(etcd, options)
-        store = opened(options)
-        process.send_signal(signal.SIGCONT)
-        _, err = process.communicate(timeout=SECONDS)
-    assert process.returncode == 3
-    assert "another master has led meanwhile" in err
-    assert "Traceback" not in err
-    assert store.leading
+        eventually(lambda: role.waits and role.leader == "10.0.0.1:7600", "it waits for its turn again")
+        other.close()
+        eventually(lambda: role.turns == 2, "another turn")
+        call(pool.Exists, pb.ExistsRequest(namespace="ns", hashes=bytes(32)))
 
 
 def test_etcd_that_is_not_there_is_an_error_with_its_address(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,15 +20,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
-from moonpool.master.store import EtcdOptions, MetadataStore
-from moonpool.master.store.packing import split_records
 from store_testing.certificates import Pair
+
+from moonpool.master.errors import StoreBusyError
+from moonpool.master.store import EtcdOptions, Identity, MetadataStore
+from moonpool.master.store.packing import split_records
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["SECONDS", "Cluster", "Etcd", "put", "read", "record", "slots"]
+__all__ = ["SECONDS", "Cluster", "Etcd", "put", "read", "record", "slots", "take_turn"]
 
 SECONDS = 60.0
 # Shorter than etcd's own, so that elections in tests take less; a lease is granted for 1.5 elections at least.
@@ -177,7 +178,11 @@ class Cluster:
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=check)
 
     def protect(self, password: str) -> None:
-        """Have it ask for a user: root, with this password."""
+        """Have it ask for a user with this password: root, or ``pool``, who may do what a master's keys need."""
+        self.ctl("user", "add", f"pool:{password}")
+        self.ctl("role", "add", "pool")
+        self.ctl("role", "grant-permission", "pool", "readwrite", "--prefix=true", "/moonpool/moonpool/")
+        self.ctl("user", "grant-role", "pool", "pool")
         self.ctl("user", "add", f"root:{password}")
         self.ctl("user", "grant-role", "root", "root")
         self.ctl("auth", "enable")
@@ -249,3 +254,14 @@ def read(store: MetadataStore, page: int = 1000) -> dict[int, bytes]:
         texts = [text[4:] for text in split_records(records)]
         found.update(zip(memoryview(numbers).cast("I"), texts, strict=True))
     return found
+
+
+def take_turn(store: MetadataStore) -> Identity:
+    """Open a store when nobody leads any more."""
+    end = time.monotonic() + SECONDS
+    while True:
+        try:
+            return store.open()
+        except StoreBusyError:
+            assert time.monotonic() < end, "somebody leads on"
+        store.wait_for_turn(1.0)

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import Any, Final, TypeVar
 
 from moonpool.master.errors import StoreBusyError, StoreDamagedError, StoreLostError, StoreUnavailableError
@@ -26,6 +26,7 @@ from moonpool.master.store.etcd.layout import (
 from moonpool.master.store.etcd.options import EtcdOptions
 from moonpool.master.store.etcd.owner import Change, Owner
 from moonpool.master.store.etcd.upkeep import Upkeep
+from moonpool.master.store.etcd.view import View
 from moonpool.master.store.etcd.writing import Writing
 from moonpool.master.store.packing import split_records
 from moonpool.master.store.rows import Rows
@@ -35,11 +36,10 @@ __all__ = ["EtcdOptions", "EtcdStore"]
 T = TypeVar("T")
 # Keys of one range. Their records may have kilobytes each.
 _PAGE_MAX: Final = 4096
-_READ_S: Final = 30.0
 # For the last changes of the leader before. Beyond it everything is read anew.
 _CATCH_UP_S: Final = 2.0
 # What waits when it is closed has so long.
-_CLOSE_S: Final = 10.0
+_CLOSE_S: Final = 5.0
 _SEGMENT_END: Final = (1 << 32) - 1
 
 
@@ -63,7 +63,10 @@ class EtcdStore(MetadataStore):
         self._rows = Rows()
         self._last_segment = 0
         self._taken: Future[StoreLostError] = Future()
+        # Whoever waits for it may end that, and is not to cancel it.
+        self._taken.set_running_or_notify_cancel()
         self._loop = asyncio.new_event_loop()
+        self._closing = threading.Lock()
         self._thread: threading.Thread | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._owner: Owner | None = None
@@ -163,7 +166,7 @@ class EtcdStore(MetadataStore):
         return self._call(self._segments())
 
     async def _segments(self) -> list[SegmentRow]:
-        return self._rows.segments([segment_row(key, value) async for key, value in self._all(self._layout.segments)])
+        return self._rows.segments(segment_row(*pair) for pair in await self._list(self._layout.segments))
 
     def namespaces(self) -> dict[str, int]:
         """Return the number of each namespace."""
@@ -201,7 +204,7 @@ class EtcdStore(MetadataStore):
         return (pairs[first : first + page] for first in range(0, len(pairs), page))
 
     def _read(self, page: int) -> Iterator[list[tuple[bytes, bytes]]]:
-        pages = self._pages(self._layout.chunks, min(page, _PAGE_MAX))
+        pages = self._view(self._layout.chunks).pages(self._layout, min(page, _PAGE_MAX))
         coming = self._begin(_next(pages))
         while (found := coming.result()) is not None:
             # The next one is on its way while the index takes this one.
@@ -209,39 +212,23 @@ class EtcdStore(MetadataStore):
             yield found
 
     async def _list(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
-        return [pair async for pair in self._all(prefix)]
+        """Return all keys below a prefix with their values, for those of which there are thousands at most."""
+        end, after, found = end_of(prefix), prefix, []
+        view = self._view(prefix)
+        while reply := await view.range(after, end, _PAGE_MAX):
+            found += reply
+            after = reply[-1][0] + b"\0"
+        return found
 
-    async def _all(self, prefix: bytes) -> AsyncIterator[tuple[bytes, bytes]]:
-        async for page in self._pages(prefix, _PAGE_MAX):
-            for pair in page:
-                yield pair
-
-    async def _pages(self, prefix: bytes, limit: int) -> AsyncIterator[list[tuple[bytes, bytes]]]:
-        """Yield keys with their values, all as of one moment."""
+    def _view(self, prefix: bytes) -> View:
         assert self._members is not None
-        after, end, revision = prefix, end_of(prefix), 0
-        while True:
-            request = self._members.rpc.RangeRequest(key=after, range_end=end, limit=limit, revision=revision)
-            try:
-                reply = await self._members.ask("Range", request, _READ_S)
-            except RefusedError as error:
-                if error.compacted and revision:
-                    # The moment is gone. Nobody has written since: only the leader does, after it has read.
-                    revision = 0
-                    continue
-                raise StoreUnavailableError(f"{prefix.decode()} cannot be read", cause=str(error)) from error
-            revision = revision or reply.header.revision
-            if reply.kvs:
-                yield [(pair.key, pair.value) for pair in reply.kvs]
-                after = reply.kvs[-1].key + b"\0"
-            if not reply.more:
-                return
+        return View(self._members, prefix)
 
     # ---------------------------------------------------------------- writing
 
     def apply(self, slots: bytes, records: bytes, deletes: bytes) -> Future[None]:
         """Write and delete records."""
-        prefix = self._layout.chunks
+        prefix = self._layout.chunks  # with the key of `Layout.chunk`, which would be a call for each
         numbers, texts = memoryview(slots).cast("I"), split_records(records)
         if len(numbers) != len(texts):
             raise ValueError(f"{len(numbers)} slots and {len(texts)} records")
@@ -295,26 +282,26 @@ class EtcdStore(MetadataStore):
         return {**self._writing.stats(), **refused, **met}
 
     def close(self) -> None:
-        """Carry out what waits, let the next one lead, and close."""
-        if self._thread is None:
-            self._loop.close()
-            return
-        if self._writing is not None:
-            self._writing.stop_taking()
-        if not self._loop.is_closed():
-            self._call(self._end())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
+        """Carry out what waits, let the next one lead, and close. An `open` in another thread ends with an error."""
+        with self._closing:
+            if self._loop.is_closed():
+                return
+            if self._thread is not None:
+                if self._writing is not None:
+                    self._writing.stop_taking()
+                self._begin(self._end()).result()
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._thread.join()
             self._loop.close()
 
     async def _end(self) -> None:
         if self._writing is not None:
             await self._writing.drain(_CLOSE_S)
-        if self._following is not None:
-            self._following.cancel()
-        for task in self._tasks:
+        # Those that were begun for good, and whatever another thread waits for.
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*others, return_exceptions=True)
         if self._owner is not None:
             # Without it the next leader waits until the lease is over.
             with contextlib.suppress(StoreUnavailableError, RefusedError, StoreDamagedError):
@@ -327,7 +314,10 @@ class EtcdStore(MetadataStore):
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        return self._begin(work).result()
+        try:
+            return self._begin(work).result()
+        except CancelledError as error:
+            raise StoreUnavailableError("the metadata store was closed") from error
 
 
 async def _next(pages: AsyncIterator[T]) -> T | None:

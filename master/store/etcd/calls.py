@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final
 
 import grpc
@@ -33,8 +33,12 @@ _CHANNEL_OPTIONS: Final = (
     # The connections of two stores in one process are not to be shared, or they would end together.
     ("grpc.use_local_subchannel_pool", 1),
 )
-# An attempt has twice as long after each turn over all members in which none answered.
+# An attempt has longer after one that took too long, and less again with each answer, so that an etcd that is slow is
+# not taken for one that is gone for ever.
 _PATIENCE_MAX: Final = 8.0
+_MORE_PATIENCE: Final = 1.5
+_LESS_PATIENCE: Final = 0.9
+_SOONER: Final = 0.5
 # Between attempts that fail at once.
 _PAUSE: Final = 0.05
 # With these etcd says that it has not carried out what it was asked for. Any other may come after it was proposed.
@@ -53,7 +57,15 @@ _NOT_CARRIED_OUT: Final = frozenset(
 
 
 class UnansweredError(Exception):
-    """Whether it was carried out, or will be yet, is not known."""
+    """Whether it was carried out, or will be yet, is not known.
+
+    Attributes:
+        late: it took too long, rather than that nobody was there.
+    """
+
+    def __init__(self, text: str, *, late: bool = False) -> None:
+        super().__init__(text)
+        self.late = late
 
 
 class RefusedError(Exception):
@@ -170,6 +182,7 @@ class Members:
         self._members = [_Member(str(address), options, credentials) for address in options.endpoints]
         self._current = 0
         self._failed_in_a_row = 0
+        self._patience = options.timeout
         self._token: tuple[tuple[str, str], ...] | None = None
         self._authenticating = asyncio.Lock()
         self._etcd_cluster = 0
@@ -190,25 +203,65 @@ class Members:
             RefusedError: it was not carried out.
             StoreDamagedError: what answers is not the store of before.
         """
-        number = self._current
-        turns = self._failed_in_a_row // len(self._members)
-        timeout = min(self._options.timeout * 2**turns, max(_PATIENCE_MAX, self._options.timeout))
-        floor = self.revision
+        return await self._attempt(method, request, [self._current])
+
+    async def attempt_anywhere(self, method: str, request: Any) -> Any:
+        """As `attempt`, but ask every member at once where the last one did not answer, and take the first answer.
+
+        A member that stands still does not say so, and after the end of a leader the others lose what they are asked
+        until they have agreed on another one: so this asks again sooner, and whoever is first answers.
+        """
+        if not self._failed_in_a_row:
+            return await self.attempt(method, request)
+        return await self._attempt(method, request, range(len(self._members)), _SOONER)
+
+    async def _attempt(self, method: str, request: Any, numbers: Sequence[int], part: float = 1.0) -> Any:
+        timeout, floor = self._patience * part, self.revision
+        calls: dict[asyncio.Future[Any], int] = {
+            asyncio.ensure_future(self._with_token(number, method, request, timeout)): number for number in numbers
+        }
         try:
-            reply = await self._with_token(number, method, request, timeout)
-        except UnansweredError as error:
-            self.unanswered += 1
-            if not self._failed_in_a_row:
-                _log.warning("etcd: no answer to %s: %s", method, error)
-            self._failed_in_a_row += 1
-            if self._current == number:
-                self._current = (number + 1) % len(self._members)
-            raise
+            first, error = await self._first_answer(calls)
+        finally:
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+        if first is None:
+            self._unanswered(method, numbers, error)
+            raise error
+        self._current = calls[first]
+        self._patience = max(self._options.timeout, self._patience * _LESS_PATIENCE)
         if self._failed_in_a_row:
-            _log.warning("etcd: %s answers, after %d attempts", self.address(number), self._failed_in_a_row)
+            _log.warning("etcd: %s answers, after %d attempts", self.address(self._current), self._failed_in_a_row)
             self._failed_in_a_row = 0
+        reply = first.result()
         self._check(reply.header, floor)
         return reply
+
+    @staticmethod
+    async def _first_answer(
+        calls: Collection[asyncio.Future[Any]],
+    ) -> tuple[asyncio.Future[Any] | None, UnansweredError]:
+        error = UnansweredError("nobody was asked")
+        waiting = set(calls)
+        while waiting:
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for call in done:
+                failure = call.exception()
+                if not isinstance(failure, UnansweredError):
+                    return call, error
+                error = failure
+        return None, error
+
+    def _unanswered(self, method: str, numbers: Sequence[int], error: UnansweredError) -> None:
+        self.unanswered += 1
+        if error.late:
+            self._patience = min(self._patience * _MORE_PATIENCE, max(_PATIENCE_MAX, self._options.timeout))
+        if not self._failed_in_a_row:
+            _log.warning("etcd: no answer to %s: %s", method, error)
+        self._failed_in_a_row += 1
+        if len(numbers) == 1:
+            self.avoid(numbers[0])
 
     async def ask(self, method: str, request: Any, seconds: float) -> Any:
         """Ask until somebody answers.
@@ -219,10 +272,11 @@ class Members:
         """
         end = time.monotonic() + seconds
         while True:
+            last = time.monotonic() >= end
             try:
                 return await self.attempt(method, request)
             except UnansweredError as error:
-                if time.monotonic() >= end:
+                if last:
                     raise StoreUnavailableError(
                         f"etcd did not answer in {seconds:g} s",
                         peer=self.addresses,
@@ -248,6 +302,11 @@ class Members:
     def watch(self, requests: Iterator[Any]) -> Any:
         """Open a stream of changes from the member that answered last, as who asked it; not a coroutine."""
         return self._members[self._current].watch(requests, metadata=self._token)
+
+    @property
+    def current(self) -> int:
+        """The member that is asked next."""
+        return self._current
 
     @property
     def addresses(self) -> str:
@@ -321,9 +380,11 @@ class Members:
         if call.code() is grpc.StatusCode.OK:
             return call.result()
         text = f"{self._members[number].address}: {call.details()}"
-        if call.code() in _NOT_CARRIED_OUT:
+        # What concerns the whole etcd and not keys is denied with a code that says nothing.
+        if call.code() in _NOT_CARRIED_OUT or "permission denied" in text:
             raise RefusedError(call.code(), text)
-        raise UnansweredError(f"{text} ({call.code().name.lower()})")
+        late = call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        raise UnansweredError(f"{text} ({call.code().name.lower()})", late=late)
 
 
 def _waker(loop: asyncio.AbstractEventLoop, done: asyncio.Future[None]) -> Callable[[Any], None]:

@@ -16,6 +16,7 @@ import grpc
 from moonpool.master.errors import StoreDamagedError, StoreUnavailableError
 from moonpool.master.store.etcd.calls import Members, RefusedError, UnansweredError
 from moonpool.master.store.etcd.layout import Layout, end_of
+from moonpool.master.store.etcd.view import View
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -24,7 +25,6 @@ __all__ = ["Follower"]
 
 _log = logging.getLogger("moonpool.master")
 _PAGE: Final = 4096
-_READ_S: Final = 30.0
 # A stream on which nothing came for so long is left. Etcd is asked for a sign of life this often.
 _SILENT_S: Final = 5.0
 _ASK_S: Final = 1.0
@@ -76,18 +76,12 @@ class Follower:
 
     async def _read_all(self) -> int:
         """Read the records as of one moment, and return its revision."""
-        rpc, prefix = self._members.rpc, self._layout.chunks
+        view = View(self._members, self._layout.chunks, alone=False)
         records: dict[bytes, bytes] = {}
-        after, revision, more = prefix, 0, True
-        while more:
-            request = rpc.RangeRequest(key=after, range_end=end_of(prefix), limit=_PAGE, revision=revision)
-            reply = await self._members.ask("Range", request, _READ_S)
-            revision, more = revision or reply.header.revision, reply.more
-            records.update((pair.key, pair.value) for pair in reply.kvs)
-            if reply.kvs:
-                after = reply.kvs[-1].key + b"\0"
+        async for page in view.pages(self._layout, _PAGE):
+            records.update(page)
         self.records = records
-        return int(revision)
+        return view.revision
 
     async def _take_changes(self, revision: int) -> None:
         """Take what changes after a revision, until the stream breaks."""

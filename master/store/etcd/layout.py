@@ -54,6 +54,10 @@ class Layout:
         self.writers = self.root + b"/writers/"
         self.chunks = self.root + b"/chunks/"
 
+    def chunk(self, slot: int) -> bytes:
+        """Return the key of a record; b"" for a slot that is none, beyond the last."""
+        return b"" if slot >> 32 else self.chunks + b"%08x" % slot
+
     def segment(self, number: int) -> bytes:
         """Return the key of a segment."""
         return self.segments + b"%08x" % number

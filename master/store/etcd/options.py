@@ -48,7 +48,7 @@ class EtcdOptions:
     ca: str | None = None
     cert: str | None = None
     key: str | None = None
-    timeout: float = 1.0
+    timeout: float = 0.75
     lease: float = 3.0
     upkeep: bool = True
 

@@ -18,11 +18,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from moonpool.master.errors import StoreBusyError, StoreDamagedError, StoreLostError, StoreUnavailableError
+from moonpool.master.errors import StoreBusyError, StoreDamagedError, StoreLostError
 from moonpool.master.store.base import EPOCH_MAX, Identity
 from moonpool.master.store.etcd.calls import Members, RefusedError, UnansweredError
 from moonpool.master.store.etcd.layout import Layout
 from moonpool.master.store.etcd.options import EtcdOptions
+from moonpool.master.store.etcd.requests import compare, first, get, unavailable
 
 __all__ = ["Owner"]
 
@@ -121,25 +122,25 @@ class Owner:
         try:
             reply = await self._members.ask("LeaseGrant", request, _ANSWER)
         except RefusedError as error:
-            raise _unavailable("etcd gives no lease", error) from error
+            raise unavailable("etcd gives no lease", error) from error
         self._lease, self._lease_s = reply.ID, float(reply.TTL)
         self.until = sent + _COUNTED * self._lease_s
 
     async def _take_key(self) -> bool:
         """Write the key of the leader, unless it is there. Returns whether it is this one's."""
         rpc, key = self._rpc, self._layout.leader
-        request = rpc.TxnRequest(compare=[_compare(rpc, key, create=0)], success=[self._put_key()])
-        request.failure.append(_get(rpc, key))
+        request = rpc.TxnRequest(compare=[compare(rpc, key, create=0)], success=[self._put_key()])
+        request.failure.append(get(rpc, key))
         try:
             reply = await self._members.ask("Txn", request, _ANSWER)
         except RefusedError as error:
             if error.no_lease:
                 return False
-            raise _unavailable("the key of the leader cannot be written", error) from error
+            raise unavailable("the key of the leader cannot be written", error) from error
         if reply.succeeded:
             self.mark = reply.header.revision
             return True
-        found = _first(reply.responses[0])
+        found = first(reply.responses[0])
         if found is not None and self._is_mine(found):
             # An earlier attempt was carried out, whose answer was lost.
             self.mark = found.mod_revision
@@ -163,7 +164,7 @@ class Owner:
             while not await self.change(changes):
                 await asyncio.sleep(_FULL_PAUSE)
         except RefusedError as error:
-            raise _unavailable("the epoch cannot be written", error) from error
+            raise unavailable("the epoch cannot be written", error) from error
         found = await self.read(layout.epoch)
         if found is None or json.loads(found.value) != now:
             raise StoreBusyError("somebody else has taken over meanwhile", retryable=True, hint="wait for its turn")
@@ -226,7 +227,7 @@ class Owner:
         if self.lost is not None:
             raise self.lost
         rpc = self._rpc
-        request = rpc.TxnRequest(compare=[_compare(rpc, self._layout.leader, mod=mark)])
+        request = rpc.TxnRequest(compare=[compare(rpc, self._layout.leader, mod=mark)])
         add = request.success.add
         for key, value in changes:
             if value is None:
@@ -248,6 +249,7 @@ class Owner:
         """
         async with self._fencing:
             while self.mark == mark and self.lost is None:
+                self._turn += 1
                 try:
                     await self._write_key()
                 except UnansweredError:
@@ -263,11 +265,10 @@ class Owner:
     async def _write_key(self) -> None:
         """One attempt to move the mark on."""
         rpc, key = self._rpc, self._layout.leader
-        self._turn += 1
-        request = rpc.TxnRequest(compare=[_compare(rpc, key, mod=self.mark)], success=[self._put_key()])
-        request.failure.append(_get(rpc, key))
+        request = rpc.TxnRequest(compare=[compare(rpc, key, mod=self.mark)], success=[self._put_key()])
+        request.failure.append(get(rpc, key))
         try:
-            reply = await self._members.attempt("Txn", request)
+            reply = await self._members.attempt_anywhere("Txn", request)
         except RefusedError as error:
             if not error.no_lease:
                 raise
@@ -276,7 +277,7 @@ class Owner:
         if reply.succeeded:
             self._marked(reply.header.revision)
             return
-        found = _first(reply.responses[0])
+        found = first(reply.responses[0])
         if found is None:
             await self._lease_again()
         elif self._is_mine(found):
@@ -289,20 +290,20 @@ class Owner:
         rpc, layout = self._rpc, self._layout
         sent = time.monotonic()
         grant = rpc.LeaseGrantRequest(TTL=max(1, round(self._options.lease)))
-        reply = await self._members.attempt("LeaseGrant", grant)
+        reply = await self._members.attempt_anywhere("LeaseGrant", grant)
         self._lease, self._lease_s = reply.ID, float(reply.TTL)
         request = rpc.TxnRequest(
-            compare=[_compare(rpc, layout.leader, create=0), _compare(rpc, layout.epoch, mod=self._epoch_mark)],
+            compare=[compare(rpc, layout.leader, create=0), compare(rpc, layout.epoch, mod=self._epoch_mark)],
             success=[self._put_key()],
         )
-        request.failure.extend([_get(rpc, layout.leader), _get(rpc, layout.epoch)])
-        reply = await self._members.attempt("Txn", request)
+        request.failure.extend([get(rpc, layout.leader), get(rpc, layout.epoch)])
+        reply = await self._members.attempt_anywhere("Txn", request)
         if reply.succeeded:
             _log.warning("the lease of the leader was over, and nobody else has led: it goes on")
             self._marked(reply.header.revision)
             self.until = sent + _COUNTED * self._lease_s
             return
-        found, epoch = _first(reply.responses[0]), _first(reply.responses[1])
+        found, epoch = first(reply.responses[0]), first(reply.responses[1])
         if epoch is None or epoch.mod_revision != self._epoch_mark or (found is not None and not self._is_mine(found)):
             raise self._deposed(found or epoch)
         if found is not None:
@@ -335,7 +336,8 @@ class Owner:
         """Renew the lease once. Returns whether it is not over, as far as is known."""
         sent = time.monotonic()
         try:
-            reply = await self._members.attempt("LeaseKeepAlive", self._rpc.LeaseKeepAliveRequest(ID=self._lease))
+            request = self._rpc.LeaseKeepAliveRequest(ID=self._lease)
+            reply = await self._members.attempt_anywhere("LeaseKeepAlive", request)
         except (UnansweredError, RefusedError):
             await self._members.pause()
             return True
@@ -360,7 +362,7 @@ class Owner:
         try:
             reply = await self._members.ask("Range", self._rpc.RangeRequest(key=key), _ANSWER)
         except RefusedError as error:
-            raise _unavailable(f"{key.decode()} cannot be read", error) from error
+            raise unavailable(f"{key.decode()} cannot be read", error) from error
         return reply.kvs[0] if reply.kvs else None
 
     def _put_key(self) -> Any:
@@ -392,25 +394,3 @@ class Owner:
             _log.error("%s", self.lost)
             self._when_lost(self.lost)
         return self.lost
-
-
-def _unavailable(what: str, error: RefusedError) -> StoreUnavailableError:
-    hint = "see etcd_user and what it may do" if error.stale_token or "permission" in error.text else "see etcd"
-    return StoreUnavailableError(what, cause=str(error), retryable=error.full or error.busy, hint=hint)
-
-
-def _compare(rpc: Any, key: bytes, *, mod: int | None = None, create: int | None = None) -> Any:
-    if mod is not None:
-        return rpc.Compare(key=key, target=rpc.Compare.MOD, result=rpc.Compare.EQUAL, mod_revision=mod)
-    return rpc.Compare(key=key, target=rpc.Compare.CREATE, result=rpc.Compare.EQUAL, create_revision=create)
-
-
-def _get(rpc: Any, key: bytes) -> Any:
-    request = rpc.RequestOp()
-    request.request_range.key = key
-    return request
-
-
-def _first(response: Any) -> Any:
-    kvs = response.response_range.kvs
-    return kvs[0] if kvs else None

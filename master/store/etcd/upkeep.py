@@ -21,6 +21,7 @@ _AGAIN_WHEN_FULL: Final = 2.0
 # A file is made smaller when more than half of it is free, and that is worth it. The member stands still meanwhile.
 _WASTE_BYTES: Final = 64 << 20
 _WASTE_PART: Final = 0.5
+_COMPACT_S: Final = 60.0
 _DEFRAGMENT_S: Final = 120.0
 _STATUS_S: Final = 5.0
 
@@ -79,26 +80,35 @@ class Upkeep:
         await self._compact(self._members.revision)
         await self._defragment(wasteful=False)
         rpc = self._rpc
-        request = rpc.AlarmRequest(action=rpc.AlarmRequest.DEACTIVATE, alarm=rpc.NOSPACE)
-        await self._members.attempt("Alarm", request)
-        self._counts["alarms"] += 1
+        raised = await self._members.attempt("Alarm", rpc.AlarmRequest(action=rpc.AlarmRequest.GET, alarm=rpc.NOSPACE))
+        for one in raised.alarms:
+            request = rpc.AlarmRequest(action=rpc.AlarmRequest.DEACTIVATE, memberID=one.memberID, alarm=rpc.NOSPACE)
+            await self._members.attempt("Alarm", request)
+            self._counts["alarms"] += 1
 
     async def _compact(self, revision: int) -> None:
         try:
             # Physical: what is asked for next is to find the space free.
-            await self._members.attempt("Compact", self._rpc.CompactionRequest(revision=revision, physical=True))
+            request = self._rpc.CompactionRequest(revision=revision, physical=True)
+            await self._members.ask_member(self._members.current, "Compact", request, _COMPACT_S)
         except RefusedError as error:
             if not error.compacted:
                 raise
         self._counts["compactions"] += 1
 
     async def _defragment(self, *, wasteful: bool) -> None:
-        """One member after the other, the one that leads them last."""
+        """One member after the other, the one that leads them last.
+
+        Args:
+            wasteful: only what is worth it, and only where all others answer meanwhile, of which there are some.
+        """
         found = []
         for number in range(len(self._members)):
             with contextlib.suppress(UnansweredError):
                 status = await self._members.ask_member(number, "Status", self._rpc.StatusRequest(), _STATUS_S)
                 found.append((status.leader == status.header.member_id, number, status))
+        if wasteful and not 1 < len(found) == len(self._members):
+            return
         for _, number, status in sorted(found, key=lambda one: one[:2]):
             if not wasteful or _is_wasteful(status):
                 self._members.avoid(number)

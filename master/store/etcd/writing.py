@@ -31,7 +31,7 @@ _BYTES_MAX: Final = 512 << 10
 _LANES: Final = 4
 # Beyond this callers are refused: etcd does not keep up, and memory is no place to hide that.
 _WAITING_MAX: Final = 65_536
-# What has not been sent after so many seconds is refused. Nothing of it has happened.
+# What has not been sent is refused when etcd has answered nothing for so many seconds. Nothing of it has happened.
 _PATIENCE: Final = 5.0
 _TICK: Final = 0.25
 # What is refused for want of space may be asked for again so much later.
@@ -41,13 +41,26 @@ _FULL_RETRY: Final = 1.0
 class _Asked:
     """One change that somebody waits for."""
 
-    __slots__ = ("alone", "applied", "asked", "changes", "deletes", "done", "failure", "place", "puts", "under_way")
+    __slots__ = (
+        "alone",
+        "applied",
+        "asked",
+        "changes",
+        "deletes",
+        "done",
+        "failure",
+        "keys",
+        "place",
+        "puts",
+        "under_way",
+    )
 
     def __init__(self, changes: Sequence[Change], alone: bool) -> None:
         self.changes = changes
         self.alone = alone
         self.puts = sum(value is not None for _, value in changes)
         self.deletes = len(changes) - self.puts
+        self.keys: set[bytes] | None = None
         self.asked = time.monotonic()
         #: Changes before it have been sent.
         self.place = 0
@@ -64,6 +77,12 @@ class _Asked:
     def sent(self) -> bool:
         """Whether all of it was sent."""
         return self.place == len(self.changes)
+
+    def has_a_key_of(self, large: _Asked) -> bool:
+        """Whether both change the same key. The keys of `large` are looked at once, however often this is asked."""
+        if large.keys is None:
+            large.keys = {key for key, _ in large.changes}
+        return not large.keys.isdisjoint(key for key, _ in self.changes)
 
 
 class Writing:
@@ -92,6 +111,7 @@ class Writing:
         self._lanes: set[asyncio.Task[None]] = set()
         #: What is under way is not to be joined by anything.
         self._alone = False
+        self._answered = 0.0
 
     # ---------------------------------------------------------------- any thread
 
@@ -150,7 +170,12 @@ class Writing:
         """Refuse what waits for too long, for ever."""
         while True:
             await asyncio.sleep(_TICK)
-            self._refuse(time.monotonic() - _PATIENCE, None)
+            self._refuse_if_silent()
+
+    def _refuse_if_silent(self) -> None:
+        before = time.monotonic() - _PATIENCE
+        if self._answered < before:
+            self._refuse(before, None)
 
     def _refuse(self, before: float, lost: StoreLostError | None) -> None:
         """Refuse what was asked for before a time and has not been begun. With `lost`: also what was begun."""
@@ -183,34 +208,43 @@ class Writing:
         """Take from what waits, in its order, what goes into one transaction."""
         parts: list[_Asked] = []
         batch: dict[bytes, bytes | None] = {}
+        overtaken: list[_Asked] = []
         room = _BYTES_MAX
         while self._pending and len(batch) < _OPERATIONS_MAX and room > 0:
             asked = self._pending[0]
             if asked.under_way:
-                break
-            if asked.alone and (parts or self._lanes):
-                break
+                # One that is large is sent in parts, and whatever has other keys need not wait for all of them.
+                overtaken.append(self._pending.popleft())
+                continue
             # Deletes make room, so they are not to be refused with puts where there is none.
-            if parts and bool(parts[0].puts) != bool(asked.puts):
+            other = bool(parts) and bool(parts[0].puts) != bool(asked.puts)
+            alone = asked.alone and bool(parts or overtaken or self._lanes)
+            if other or alone or any(asked.has_a_key_of(one) for one in overtaken):
                 break
-            began = asked.place
-            while not asked.sent and len(batch) < _OPERATIONS_MAX and room > 0:
-                key, value = asked.changes[asked.place]
-                if key in self._busy:
-                    break
-                # Of two changes of one key in one transaction the later one is what comes of both.
-                batch[key] = value
-                room -= len(value) if value is not None else 0
-                asked.place += 1
-            if asked.place > began or not asked.changes:
-                parts.append(asked)
+            before = asked.place
+            room = self._take_part(asked, batch, room)
+            if asked.place > before or not asked.changes:
                 asked.under_way = True
+                parts.append(asked)
             if not asked.sent:
                 break
             self._pending.popleft()
             if asked.alone:
                 break
+        self._pending.extendleft(reversed(overtaken))
         return (parts, batch) if parts else None
+
+    def _take_part(self, asked: _Asked, batch: dict[bytes, bytes | None], room: int) -> int:
+        """Take as much of a change into a transaction as it may have. Returns the bytes that are left."""
+        while not asked.sent and len(batch) < _OPERATIONS_MAX and room > 0:
+            key, value = asked.changes[asked.place]
+            if key in self._busy:
+                break
+            # Of two changes of one key in one transaction the later one is what comes of both.
+            batch[key] = value
+            room -= len(value) if value is not None else 0
+            asked.place += 1
+        return room
 
     async def _carry_out(self, parts: list[_Asked], batch: dict[bytes, bytes | None]) -> None:
         failure: MoonpoolError | None = _unknown()
@@ -222,6 +256,7 @@ class Writing:
             self._busy.difference_update(batch)
             self._alone = False
             if failure is None:
+                self._answered = time.monotonic()
                 with self._lock:
                     self._counts["transactions"] += 1
             for asked in parts:
