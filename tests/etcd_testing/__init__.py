@@ -61,7 +61,19 @@ class Etcd:
 
     def start(self, peers: Sequence[Etcd]) -> None:
         """Start it, with what it has on its disk. `await_ready` says when it serves."""
-        command = ["etcd", "--name", self.name, "--data-dir", str(self.data), "--logger", "zap"]
+        # It ends with this process, also when that is killed.
+        command = [
+            "setpriv",
+            "--pdeathsig",
+            "KILL",
+            "etcd",
+            "--name",
+            self.name,
+            "--data-dir",
+            str(self.data),
+            "--logger",
+            "zap",
+        ]
         command += ["--listen-client-urls", self.url, "--advertise-client-urls", self.url]
         command += ["--listen-peer-urls", self.peer_url, "--initial-advertise-peer-urls", self.peer_url]
         command += ["--initial-cluster", ",".join(f"{one.name}={one.peer_url}" for one in peers)]
