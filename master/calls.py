@@ -163,9 +163,12 @@ class Calls:
         self._verifier.check(path, found)
 
     def _not_leading(self) -> NotLeaderError:
+        cause = f"{self.leader} does" if self.leader else "it is starting, or waits for its turn"
+        if self._duty is not None:
+            cause = "it cannot tell whether it still leads: the store has not answered for as long as its lease is"
         error = NotLeaderError(
             "this master does not lead",
-            cause=f"{self.leader} does" if self.leader else "it is starting, or waits for its turn",
+            cause=cause,
             retryable=True,
             hint="every master of the cluster in the setting master, with commas between them",
         )

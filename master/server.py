@@ -137,8 +137,14 @@ class MasterServer:
         if self._server is not None:
             await self._server.stop(grace)
         self._closing.set()
+        if self._store is not None and self.role.core is None:
+            # Whoever waits for it waits no longer.
+            await asyncio.to_thread(self._store.close)
         if self._turns is not None:
             await asyncio.wait((self._turns,))
+            if not self._turns.cancelled():
+                # Who waited for the start has been told.
+                self._turns.exception()
         if self._pages is not None:
             await self._pages.close()
         if self._store is not None:
@@ -153,6 +159,8 @@ class MasterServer:
             try:
                 await self._lead(self._store)
             except (OSError, MoonpoolError) as error:
+                if self._closing.is_set():
+                    return
                 if not self._settled.is_set():
                     raise
                 # Somebody else may lead meanwhile, so this one stays, and says what is wrong with it.

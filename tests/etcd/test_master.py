@@ -10,13 +10,24 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from etcd_testing import SECONDS, Cluster
-from master_testing import Member, eventually, hashes
+from master_testing import Member, call, eventually, hashes, stub
 
 from moonpool.master.store import EtcdOptions
 from moonpool.proto import pool_pb2 as pb
+from moonpool.proto.errors import NotLeaderError
 
 Join = Callable[..., Member]
 MIB = 1 << 20
+
+
+def leads(address: str) -> bool:
+    channel, pool = stub(address)
+    with channel:
+        try:
+            call(pool.Exists, pb.ExistsRequest(namespace="ns", hashes=hashes(1)))
+        except NotLeaderError:
+            return False
+        return True
 
 
 @pytest.fixture
@@ -58,6 +69,8 @@ def test_every_committed_chunk_is_a_hit_again_after_kill_9(run: Callable[[], str
     before = client.header
 
     address = run()
+    # The lease of the one before goes on for a moment.
+    eventually(lambda: leads(address), "its turn")
     client = join(address, session=client.id, incarnation=client.incarnation)
     assert client.header.cluster_id == before.cluster_id
     assert client.header.epoch > before.epoch

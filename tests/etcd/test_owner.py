@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -37,6 +38,10 @@ while True:
         break
 store.close()
 """
+
+
+def _environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 def key_of(cluster: Cluster, options: EtcdOptions) -> dict[str, object]:
@@ -135,7 +140,9 @@ def test_one_that_was_stopped_and_goes_on_cannot_write(
 ) -> None:
     options = etcd_options()
     place = f"{etcd.endpoints}{options.root.rpartition('/')[0]}"
-    with subprocess.Popen([sys.executable, "-c", _WRITES, place], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", _WRITES, place], stdout=subprocess.PIPE, text=True, env=_environment()
+    ) as process:
         assert process.stdout is not None
         try:
             epoch = int(process.stdout.readline())
@@ -159,7 +166,9 @@ def test_after_kill_9_the_next_one_need_not_be_told_to_wait(
 ) -> None:
     options = etcd_options()
     place = f"{etcd.endpoints}{options.root.rpartition('/')[0]}"
-    with subprocess.Popen([sys.executable, "-c", _WRITES, place], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", _WRITES, place], stdout=subprocess.PIPE, text=True, env=_environment()
+    ) as process:
         assert process.stdout is not None
         for _ in range(5):
             last = process.stdout.readline()
