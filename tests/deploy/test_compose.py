@@ -12,6 +12,7 @@ import pytest
 
 from moonpool.address import parse_address, parse_addresses
 from moonpool.master import MasterSettings
+from moonpool.master.store.etcd import EtcdOptions
 from moonpool.node.settings import NodeSettings
 from moonpool.store_client.settings import StoreClientSettings
 
@@ -50,7 +51,8 @@ def test_masters(name: str, services: dict[str, Any], parse: Callable[..., Any],
     settings = MasterSettings.load(secret(given), environ=secret(service["environment"]))
     assert settings.secret == b"s3cret"
     assert settings.advertise == f"{name}:{parse_address(settings.listen).port}"
-    assert settings.store == "etcd:etcd:2379"
+    kind, _, where = settings.store.partition(":")
+    assert (kind, [str(one) for one in EtcdOptions.parse(where, settings).endpoints]) == ("etcd", ["etcd:2379"])
     assert "--listen-client-urls=http://0.0.0.0:2379" in services["etcd"]["command"]
     assert settings.http is not None
     assert f"http://127.0.0.1:{parse_address(settings.http).port}/healthz" in service["healthcheck"]["test"][-1]

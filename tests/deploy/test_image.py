@@ -108,6 +108,14 @@ def test_the_command_is_process_1_and_nobody_special() -> None:
     assert "moonpool = " in scripts[1]
 
 
+def test_the_extras_that_it_installs_are_extras() -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (extras,) = re.findall(r"^\[project\.optional-dependencies\]\n(.*?)^\[", text, re.DOTALL | re.MULTILINE)
+    there = set(re.findall(r"^([\w-]+) = \[", extras, re.MULTILINE))
+    named = {one for _, rest in instructions() for one in re.findall(r"(?:\.|moonpool)\[(\w+)\]", rest)}
+    assert named == {"etcd"} <= there
+
+
 def test_both_stages_are_of_one_python_that_moonpool_runs_on() -> None:
     bases = {rest.partition(" AS ")[0] for word, rest in instructions() if word == "FROM"}
     assert len(bases) == 1

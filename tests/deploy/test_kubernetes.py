@@ -16,6 +16,7 @@ import yaml
 
 from moonpool.address import parse_address, parse_addresses
 from moonpool.master import MasterSettings
+from moonpool.master.store.etcd import EtcdOptions
 from moonpool.node.settings import NodeSettings
 from moonpool.store_client.settings import StoreClientSettings
 from moonpool.units import parse_bytes
@@ -170,6 +171,21 @@ def test_settings_of_a_master(parse: Callable[..., Any], place: Callable[[str], 
     assert settings.chunks_max * 200 < parse_bytes(f"{requested}B")
     client = StoreClientSettings.load({}, file=given["config"], environ=environ("StatefulSet"))
     assert (client.master, client.secret) == (OWN_MASTERS, b"s3cret")
+
+
+def test_settings_of_a_master_that_are_commented_out_are_settings(place: Callable[[str], str], tmp_path: Path) -> None:
+    text = place((FOLDER / "master.toml").read_text(encoding="utf-8"))
+    full = re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE)
+    assert full != text
+    (tmp_path / "etcd").mkdir()
+    (tmp_path / "etcd" / "password").write_text("etcd's\n", encoding="ascii")
+    (tmp_path / "master.toml").write_text(full, encoding="utf-8")
+    settings = MasterSettings.load({}, file=tmp_path / "master.toml", environ=environ("StatefulSet"))
+    assert settings.etcd_password == b"etcd's"
+    kind, _, where = settings.store.partition(":")
+    options = EtcdOptions.parse(where, settings)
+    assert (kind, len(options.endpoints)) == ("etcd", 3)
+    assert options.ca is not None
 
 
 def test_settings_of_a_node(

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from moonpool.master import MasterSettings
+from moonpool.master.store.etcd import EtcdOptions
 from moonpool.node.settings import NodeSettings
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "systemd"
@@ -106,7 +107,9 @@ def test_settings_that_are_commented_out_are_settings() -> None:
     shown = re.findall(r'^# (\w+) = "(.*)"$', text, re.MULTILINE)
     assert shown
     for name, value in shown:
-        MasterSettings.load({name: value}, environ={})
+        settings = MasterSettings.load({name: value}, environ={})
+        kind, _, where = settings.store.partition(":")
+        assert (kind, len(EtcdOptions.parse(where, settings).endpoints)) == ("etcd", 3)
 
 
 @pytest.mark.parametrize("unit", UNITS)
