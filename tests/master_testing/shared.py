@@ -93,6 +93,9 @@ class _SharedStore(MetadataStore):
     def put_namespace(self, name: str, number: int) -> Future[None]:
         return self._refused() or self._place.memory.put_namespace(name, number)
 
+    def remove_namespaces(self, numbers: list[int]) -> Future[None]:
+        return self._refused() or self._place.memory.remove_namespaces(numbers)
+
     def put_writer(self, writer: Writer) -> Future[None]:
         return self._refused() or self._place.memory.put_writer(writer)
 

@@ -257,6 +257,10 @@ class EtcdStore(MetadataStore):
         """Name a namespace."""
         return self._submit([(self._layout.namespace(number), name.encode())], alone=True)
 
+    def remove_namespaces(self, numbers: list[int]) -> Future[None]:
+        """Forget namespaces."""
+        return self._submit([(self._layout.namespace(number), None) for number in dict.fromkeys(numbers)])
+
     def put_writer(self, writer: Writer) -> Future[None]:
         """Remember a writer."""
         return self._submit([(self._layout.writer(writer.session), writer.incarnation.hex().encode())], alone=True)
