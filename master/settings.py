@@ -173,7 +173,7 @@ class MasterSettings:
         30.0, "How long after it asked for room a client may commit.", unit="seconds", minimum=0.1, maximum=_DAY
     )
     lease_max: float = setting(
-        10.0,
+        5.0,
         "Longest lease that a reader is given. After a restart segments of before take no new chunks for so long, so "
         "that nothing that was there is overwritten, and puts that do not wait for it are NO_SPACE; whoever makes it "
         "smaller leaves the old time between the two masters.",

@@ -56,7 +56,7 @@ class StoreClientSettings:
         maximum=_HOUR,
     )
     space_wait: float = setting(
-        5.0,
+        7.5,
         "How long a put waits for eviction to make room, or for nodes to come back to a master that was started anew: "
         "three quarters of its timeout at most. What comes after a chunk that has found none is tried, and does not "
         "wait.",

@@ -8,7 +8,8 @@ import struct
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
+from index.invariants import AtAnyTime
 from index.model import Model
 from index.model_parts import HEADER_BYTES, Extent, Key, Row, Segment, Shard, Status, size_of
 from index.packing import (
@@ -39,7 +40,7 @@ lengths = st.sampled_from([64, 64, 64, 65, 500, 500, 1000, 4000, 9000, 0])
 times = st.integers(0, 30)
 
 
-class IndexAgainstModel(RuleBasedStateMachine):
+class IndexAgainstModel(AtAnyTime):
     def __init__(self) -> None:
         super().__init__()
         self.now = 1000
@@ -487,9 +488,6 @@ class IndexAgainstModel(RuleBasedStateMachine):
         assert (set(unpack_u32s(slots)), pinned) == self.model.remove_prefix((space, name))
         self.deletes += unpack_u32s(slots)
 
-    def generation(self, number: int) -> int:
-        return self.model.epoch << 40 | number
-
     @rule(
         want=st.integers(0, 6000),
         space=spaces,
@@ -575,39 +573,6 @@ class IndexAgainstModel(RuleBasedStateMachine):
             for slot in refused:
                 del self.rows[slot]
             assert self.index.reclaim(named, self.now) == 0
-
-    # ---------------------------------------------------------------- at any time
-
-    @invariant()
-    def nothing_contradicts_itself(self) -> None:
-        assert self.index.check() == ""
-
-    @invariant()
-    def what_is_to_be_fenced_is_known(self) -> None:
-        assert unpack_pairs(self.index.to_fence()) == set(self.model.fences)
-
-    @invariant()
-    def the_sums_are_right(self) -> None:
-        stats = self.index.stats()
-        shards = [shard for chunk in self.model.slots.values() for shard in chunk.shards.values()]
-        assert stats["chunks"] == len(self.model.lru.order) + len(self.model.lru.parked)
-        assert stats["writing"] == sum(not shard.committed for shard in shards)
-        assert stats["moving"] == len(self.model.moves.all)
-        assert stats["pinned"] == sum(map(len, self.model.pins.values()))
-        assert stats["evicted"] == self.model.evicted
-        assert stats["generation"] == self.generation(self.model.generations)
-        assert set(unpack_u32s(self.index.namespaces())) == {chunk.key[0] for chunk in self.model.slots.values()}
-        writable = [segment for segment in self.model.segments.values() if segment.writable]
-        assert stats["capacity_bytes"] == sum(segment.capacity for segment in writable)
-        assert stats["capacity_bytes"] == stats["used_bytes"] + stats["free_bytes"] + stats["condemned_bytes"]
-        taken = self.model.taken()
-        for segment in self.model.segments.values():
-            its = self.index.segment_stats(segment.number)
-            size = sum(extent.size for extent in taken if extent.segment == segment.number)
-            assert its["used_bytes"] + its["waiting_bytes"] == size
-            live = [shard for chunk in self.model.chunks.values() for shard in chunk.shards.values() if shard.committed]
-            assert its["chunks"] == sum(extent.segment == segment.number for its_ in live for extent in its_.extents)
-            assert its["largest_free_bytes"] == self.model.largest_gap(segment)
 
 
 TestIndexAgainstModel = IndexAgainstModel.TestCase
