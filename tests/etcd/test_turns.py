@@ -17,7 +17,7 @@ from moonpool.master.store import EtcdOptions
 from moonpool.store_client import Outcome, StoreClient
 
 QUICK = {
-    "etcd_lease": "1s",
+    "etcd_lease": "3s",
     "heartbeat_interval": "200ms",
     "lease_max": "500ms",
     "put_begin": "500ms",

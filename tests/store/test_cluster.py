@@ -20,7 +20,7 @@ _STARTED = """
 import sys, time
 import moonpool
 with moonpool.local_cluster(nodes=1, dram="16MiB") as cluster:
-    print(*[process.popen.pid for process in [cluster._master, *cluster._nodes]], flush=True)
+    print(*[process.popen.pid for process in [*cluster._masters, *cluster._nodes]], flush=True)
     time.sleep(300)
 """
 
@@ -37,7 +37,7 @@ def test_it_is_there_at_once_and_leaves_nothing() -> None:
     with local_cluster(nodes=0):
         pass  # what gRPC makes once per process
     with nothing_left_behind(), moonpool.local_cluster(nodes=1, dram="16MiB") as cluster:
-        pids = [process.popen.pid for process in [cluster._master, *cluster._nodes] if process is not None]
+        pids = [process.popen.pid for process in [*cluster._masters, *cluster._nodes] if process is not None]
         client = cluster.client()
         client.put("a", [key(0)], [b"x"]).require()
         assert client.get("a", [key(0)])[0] == b"x"

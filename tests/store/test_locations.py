@@ -101,11 +101,11 @@ def test_match_prefix_with_a_lease_spares_the_get_its_question(shared_cluster: L
         for shard in range(2):
             client.put(namespace, hashes[:5], values[:5], shard=shard, shards=2).require()
         for shard in (1, 0):
-            assert client.match_prefix(namespace, hashes, lease=10.0, shard=shard) == 5
+            assert client.match_prefix(namespace, hashes, lease=5.0, shard=shard) == 5
             before = lookups(client)
-            assert list(client.get(namespace, hashes[:5], shard=shard, lease=10.0)) == values[:5]
+            assert list(client.get(namespace, hashes[:5], shard=shard, lease=5.0)) == values[:5]
             assert lookups(client) == before
-        assert client.match_prefix(namespace, hashes, lease=10.0, shard=7) == 5
+        assert client.match_prefix(namespace, hashes, lease=5.0, shard=7) == 5
         assert client.get(namespace, hashes[:5], shard=7).count(Outcome.MISS) == 5
 
 
@@ -227,7 +227,7 @@ def test_a_miss_is_not_followed_by_bytes_of_before(client: StoreClient, shared_c
     other = shared_cluster.client()
     hash_, space = key("gone"), os.urandom(8).hex()
     client.put(space, [hash_], [content(hash_, 100)]).require()
-    assert client.match_prefix(space, [hash_], lease=10) == 1
+    assert client.match_prefix(space, [hash_], lease=5) == 1
     other.remove(space, [hash_])
     assert client.get(space, [hash_, key("never there")], lease=1).outcomes == bytes([Outcome.MISS] * 2)
     assert client.get(space, [hash_], lease=1).outcomes == bytes([Outcome.MISS])

@@ -71,7 +71,10 @@ def test_a_spoilt_copy_is_never_given_out(
     assert client.get(namespace, [hash_])[0] == content(hash_, 3000)
 
 
-def test_what_somebody_else_has_put_since_stays(own_cluster: LocalCluster, client: StoreClient, namespace: str) -> None:
+def test_what_somebody_else_has_put_since_stays(
+    own_cluster: LocalCluster, client: StoreClient, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unheard(client, monkeypatch)
     first, second = keys(2, namespace)
     for shard in range(2):
         client.put(namespace, [first, second], [content(first, 3000)] * 2, shard=shard, shards=2).require()
