@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import uvloop
 
 from master_testing import Member
 from moonpool.master import Master
@@ -24,6 +25,10 @@ OPTIONS: dict[str, Any] = {
     "put_begin": 0.2,
     "ramp_up": 0.0,
 }
+
+
+# A pipe for signals stays with the process from its first loop on; it is no leak of the test that happens to come first.
+uvloop.new_event_loop().close()
 
 
 @pytest.fixture
