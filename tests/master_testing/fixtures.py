@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,8 +28,8 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-# A pipe for signals stays with the process from its first loop on; it is no leak of the test that happens to come first.
-uvloop.new_event_loop().close()
+# A pipe for signals stays with the process from its first loop on. It is no leak of the test that comes first.
+uvloop.run(asyncio.sleep(0))
 
 
 @pytest.fixture
