@@ -55,4 +55,4 @@ def nothing_left_behind() -> Iterator[None]:
         gc.collect()
     # The kernel takes a moment to remove a thread that was joined.
     eventually(lambda: not left(), timeout=5.0)
-    assert not left(), "left behind"
+    assert not left(), f"left behind: {left()}"

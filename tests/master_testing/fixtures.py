@@ -28,8 +28,12 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-# A pipe for signals stays with the process from its first loop on. It is no leak of the test that comes first.
-uvloop.run(asyncio.sleep(0))
+async def _look_up() -> None:
+    await asyncio.get_running_loop().getaddrinfo("localhost", 0)
+
+
+# Its threads for look-ups and a pipe for signals stay with the process. They are no leak of the test that comes first.
+uvloop.run(_look_up())
 
 
 @pytest.fixture
