@@ -230,6 +230,8 @@ class Core:
             await self.durable(self.store.apply(b"", b"", slots))
         except (StoreUnavailableError, StoreDamagedError) as error:
             self._undeleted += slots
+            if self.store.lost is not None:
+                raise self.store.lost from error
             raise StoreUnavailableError(
                 f"the removal of {len(slots) // 4} chunks is not durable yet: a restart now would bring them back",
                 cause=str(error),

@@ -105,7 +105,7 @@ class StatusPages:
             wrong = self._role.wrong()
             return (_UNAVAILABLE if wrong else "200 OK"), _PLAIN, "\n".join(wrong or ["ok"]) + "\n"
         if path == "/leader":
-            return ("200 OK" if self._role.core is not None else _UNAVAILABLE), _PLAIN, self._role.said() + "\n"
+            return ("200 OK" if self._role.leads else _UNAVAILABLE), _PLAIN, self._role.said() + "\n"
         if path == "/metrics":
             return "200 OK", "text/plain; version=0.0.4; charset=utf-8", self._role.metrics()
         if path == "/status":

@@ -90,7 +90,10 @@ class _Moving:
                 break
             if self._left and not begun:
                 await core.copies.wait(min(left, _LOOK_S))
-        if self._left and core.segments.all.get(target) is not None and not core.segments.all[target].row.lost:
+        segment = core.segments.all.get(target)
+        # The index does not know one that is lost, nor one of before whose node is not back.
+        known = segment is not None and not segment.row.lost and (segment.session is not None or not segment.held)
+        if self._left and known:
             await self._step(0, until)  # what was moved last may be all that there was to move
 
     async def _step(self, most: int, until: float) -> bool:

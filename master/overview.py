@@ -100,9 +100,9 @@ def _ago(when_ms: int) -> str:
 
 def health(core: Core) -> list[str]:
     """Return what is wrong; nothing: all is well."""
-    wrong = [f"the loop {name!r} stands still: {core.supervisor.loops[name].error}" for name in core.supervisor.dead]
-    if (lost := core.store.lost) is not None:
-        wrong.append(f"{lost.code}: {lost}")
+    wrong = [] if (lost := core.store.lost) is None else [f"{lost.code}: {lost}"]
+    dead = core.supervisor.dead
+    wrong += [f"the loop {name!r} stands still: {core.supervisor.loops[name].error}" for name in dead]
     if core.waiting_for_store:
         wrong.append(f"the store has not taken the removal of {core.waiting_for_store} chunks")
     if not core.store.leading:

@@ -39,22 +39,27 @@ class Role:
             return [self.trouble]
         return [] if self.waits else ["it is starting"]
 
+    @property
+    def leads(self) -> bool:
+        """Whether it leads, and can tell that it still does."""
+        return self.core is not None and self.core.store.leading
+
     def said(self) -> str:
         """Return a line about it, for people."""
         if self.core is not None:
-            return "it leads"
+            return "it leads" if self.leads else "it cannot tell whether it still leads"
         return f"it waits for its turn: {self.leader or 'nobody known'} leads"
 
     def status(self) -> dict[str, Any]:
         """Return what /status answers."""
         if self.core is not None:
-            return {**status(self.core), "leads": True}
+            return {**status(self.core), "leads": self.leads}
         return {"version": moonpool.__version__, "leads": False, "leader": self.leader, "health": self.wrong()}
 
     def metrics(self) -> str:
         """Return what /metrics answers."""
         own = (
-            f"# TYPE moonpool_master_leads gauge\nmoonpool_master_leads {int(self.core is not None)}\n"
+            f"# TYPE moonpool_master_leads gauge\nmoonpool_master_leads {int(self.leads)}\n"
             f"# TYPE moonpool_master_turns_total counter\nmoonpool_master_turns_total {self.turns}\n"
         )
         return own if self.core is None else own + self.core.metrics.render(gauges(self.core))

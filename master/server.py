@@ -208,8 +208,9 @@ class MasterServer:
             except StoreBusyError as error:
                 if not store.shared:
                     raise
-                self.role.waits, self.role.leader = True, error.leader
-                self._calls.leader = error.leader
+                # Its own key may outlive its turn for a moment.
+                leader = "" if error.leader == self._advertised() else error.leader
+                self.role.waits, self.role.leader, self._calls.leader = True, leader, leader
                 self._settled.set()
             await asyncio.to_thread(store.wait_for_turn, _TURN_S)
         return None

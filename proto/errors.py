@@ -212,6 +212,11 @@ def from_rpc_error(error: grpc.RpcError, attempted: str, master: str) -> RemoteE
         return MasterUnavailableError(
             attempted, peer=peer, cause=_reason(text), retryable=True, hint=f"see that a master listens on {master}"
         )
+    if code is grpc.StatusCode.CANCELLED:
+        # Its caller does not do that: a master that is stopped ends what does not end by itself.
+        return MasterUnavailableError(
+            attempted, peer=peer, cause="the master ended the call", retryable=True, hint="ask again, or another master"
+        )
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return CallDeadlineError(
             attempted, peer=peer, cause="no answer in time", retryable=True, hint="a longer timeout, or see its load"

@@ -123,7 +123,8 @@ class MasterLink:
         with self._lock:
             if stub is not self.stub or self._closed.is_set():
                 return
-            if not leader:
+            if leader in ("", self.address):
+                # The one that says that itself leads, and does not, knows no better yet.
                 self._turn += 1
                 leader = self._masters[self._turn % len(self._masters)]
             if leader == self.address:
@@ -172,7 +173,7 @@ class MasterLink:
                     wait_for_ready=not self.several,
                 )
             except grpc.RpcError as error:
-                failure = self._failure(method, error, stub)
+                failure = self._failure(method, error)
                 if not isinstance(failure, MasterUnavailableError):
                     raise failure from error
                 if deadline - time.monotonic() <= delay:
@@ -222,12 +223,11 @@ class MasterLink:
             current = self._channel
         current.close()
 
-    def _failure(self, method: str, error: grpc.RpcError, stub: Any) -> MoonpoolError:
+    def _failure(self, method: str, error: grpc.RpcError) -> MoonpoolError:
         if self._closed.is_set():
             return ClientClosedError("the client is closed")
         failure = from_rpc_error(error, f"{method} failed", self.address)
-        turned = stub is not self.stub and error.code() is grpc.StatusCode.CANCELLED
-        if turned or isinstance(failure, (CallDeadlineError, MasterClosedError)):
+        if isinstance(failure, (CallDeadlineError, MasterClosedError)):
             return MasterUnavailableError(
                 failure.message, peer=failure.peer, cause=failure.cause, retryable=True, hint=failure.hint
             )

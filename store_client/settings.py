@@ -42,7 +42,7 @@ class StoreClientSettings:
     )
     host_id: str | None = setting(None, "What tells hosts apart: replicas go to different ones. None: the host name.")
     timeout: float = setting(
-        10.0, "Longest time of a call that names no other.", unit="seconds", minimum=0.01, maximum=_HOUR
+        15.0, "Longest time of a call that names no other.", unit="seconds", minimum=0.01, maximum=_HOUR
     )
     startup_timeout: float = setting(
         5.0, "Longest time to reach the master when the client is made.", unit="seconds", minimum=0.01, maximum=_HOUR
@@ -56,7 +56,7 @@ class StoreClientSettings:
         maximum=_HOUR,
     )
     space_wait: float = setting(
-        7.5,
+        10.0,
         "How long a put waits for eviction to make room, or for nodes to come back to a master that was started anew: "
         "three quarters of its timeout at most. What comes after a chunk that has found none is tried, and does not "
         "wait.",

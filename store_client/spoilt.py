@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["SpoiltCopies"]
 
 _SECONDS: Final = 60.0
+# A report may be lost, and a master that has just begun to lead takes none.
+_AGAIN: Final = 5.0
 _MAX: Final = 4096
 
 
@@ -28,13 +30,13 @@ class SpoiltCopies:
         self._until: OrderedDict[bytes, float] = OrderedDict()
 
     def add(self, extents: Records) -> Flags:
-        """Remember copies. Returns which of them were not known to be spoilt."""
+        """Remember copies. Returns which of them are to be reported: for the first time, or again."""
         now = time.monotonic()
         new = np.zeros(len(extents), dtype=np.bool_)
         with self._lock:
             for row, extent in enumerate(extents):
                 key = extent.tobytes()
-                if self._until.get(key, now) > now:
+                if self._until.get(key, now) > now + _SECONDS - _AGAIN:
                     continue
                 new[row] = True
                 self._until[key] = now + _SECONDS
