@@ -60,7 +60,7 @@ sanitize-address sanitize-thread: sanitize-%: $(STAMPS)/system-test
 	@$(SUITE) native-$* tools/native-tests.sh $*
 
 .PHONY: fuzz
-fuzz: $(STAMPS)/system-fuzz  ## Look for faults in every decoder for a minute each (FUZZ_SECONDS=, FUZZ_RUNS=, TARGETS=)
+fuzz: $(STAMPS)/system-fuzz  ## Look for faults in every decoder for 40 seconds each (FUZZ_SECONDS=, FUZZ_RUNS=, TARGETS=)
 	@$(SUITE) fuzz tools/fuzz.sh run $(TARGETS)
 
 .PHONY: fuzz-minimise
