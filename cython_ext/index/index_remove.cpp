@@ -3,13 +3,6 @@
 
 namespace moonpool::index {
 
-namespace {
-
-// Chunks that one call of evict() looks at: it ends also where nearly everything is in use.
-constexpr uint32_t kLooksMax = 100'000;
-
-}  // namespace
-
 Outcome ChunkIndex::remove(Hashes hashes, uint8_t *statuses, std::string *slots) noexcept {
   return guarded([&] {
     const Exclusive held = exclusive();
@@ -61,7 +54,12 @@ Outcome ChunkIndex::remove_prefix(uint32_t name_space, const uint8_t *hash, std:
 // Eviction makes room where something can be written; what lies elsewhere is not given up for nothing.
 bool ChunkIndex::may_go(uint32_t slot, int64_t now) {
   Chunk &chunk = chunks_[slot];
-  if (chunk.pins != 0 || chunk.writes != 0 || chunk.child != kNone || chunk.leased() > now) return false;
+  if (chunk.pins != 0 || chunk.writes != 0 || chunk.warm_children != 0 || chunk.leased() > now) return false;
+  // Its extents in memory are given up as soon as the record says so.
+  if (const Move *move = moves_.of(slot);
+      move != nullptr && (move->kind == MoveKind::kShed || (move->sheds() && move->committed))) {
+    return false;
+  }
   return writable_bytes(chunk) != 0;
 }
 
@@ -71,35 +69,45 @@ uint64_t ChunkIndex::writable_bytes(const Chunk &chunk) const {
     const Shard &shard = chunk.shard(i);
     for (uint32_t r = 0; r < shard.replicas; ++r) {
       const Place place = chunks_.place(shard, r);
-      if (segments_[place.segment].writable) bytes += segments_.bytes(place);
+      if (segments_[place.segment].writable && !segments_.on_disk(place)) bytes += segments_.bytes(place);
     }
   }
   return bytes;
 }
 
-Outcome ChunkIndex::evict(uint64_t want, int64_t now, std::string *slots, std::string *keys, uint64_t *bytes) noexcept {
+Outcome ChunkIndex::evict(uint64_t want, int64_t now, const DemoteCall &demote, Evicted *evicted) noexcept {
   return guarded([&] {
     const Exclusive held = exclusive();
-    *bytes = 0;
-    uint32_t looks = kLooksMax;
+    uint32_t looks = kLooksMax, copies = 0;
+    uint64_t copied = 0;
     tell_capacity();
-    const Policy::MayGo may_go_now = [&](uint32_t slot) { return may_go(slot, now); };
-    while (*bytes < want) {
+    const Policy::MayGo may_go_now = [&](uint32_t slot) {
+      // What is being copied already is passed over by who would copy it; who needs room now takes it.
+      return may_go(slot, now) && (demote.uses_min == 0 || moves_.of(slot) == nullptr);
+    };
+    while (evicted->bytes < want) {
       const uint32_t slot = policy_->victim(may_go_now, &looks);
       if (slot == kNone) break;
+      const uint64_t bytes = writable_bytes(chunks_[slot]);
       try {
-        slots->reserve(slots->size() + 4);
-        keys->reserve(keys->size() + 4 + kHashBytes);
+        const Chilled chilled = chill_one(slot, demote, &evicted->moves, &evicted->full);
+        const bool hopeless = evicted->full != kNone && nothing_cold(evicted->full);
+        if (hopeless) evicted->full = kNone;
+        if (chilled == Chilled::kWaits && !hopeless) break;
+        if (chilled == Chilled::kNot || chilled == Chilled::kWaits) {
+          give_up_chunk(slot, &evicted->slots, &evicted->keys);
+          ++evicted_;
+        } else if (chilled == Chilled::kCopied) {
+          copied += bytes;
+          ++copies;
+        }
       } catch (const std::bad_alloc &) {
         // The caller has to hear of those that are given up already.
-        if (slots->empty()) throw;
+        if (evicted->slots.empty() && evicted->moves.empty()) throw;
         break;
       }
-      *bytes += writable_bytes(chunks_[slot]);
-      append_u32(slots, slot);
-      append_key(keys, chunks_[slot]);
-      detach(slot, true);
-      ++evicted_;
+      evicted->bytes += bytes;
+      if (copies > 0 && (copies >= demote.count_max || copied >= demote.bytes_max)) break;
     }
     return Outcome::kOk;
   });

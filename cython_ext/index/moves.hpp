@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Moves that are under way: one replica of one shard of a chunk is copied to another segment. Not thread-safe.
+// Moves that are under way: one replica of one shard of a chunk is copied to another segment, instead of the old one or
+// beside it, or what a chunk has in memory is given up. Not thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -11,17 +12,29 @@
 
 namespace moonpool::index {
 
+enum class MoveKind : uint8_t {
+  kMove,   // the copy takes the place of the old extent
+  kAdd,    // the copy is one more replica
+  kChill,  // as kAdd, and then the whole chunk is on disks: its extents in memory are given up
+  kShed,   // nothing is copied: the chunk is on disks already, and its extents in memory are given up
+};
+
 struct Move {
   uint64_t id;
   uint32_t slot, shard;  // kNone: the chunk has gone, and `to` is kept until nothing can be written there
-  Place from, to;
+  Place from, to;        // kShed: there is no `to`
+  MoveKind kind;
   bool committed;  // the copy is good, and the record that says so is on its way to the store
+  uint32_t leaves;  // committed: extents that room is reserved for, which may have readers when they are given up
+
+  bool adds() const { return kind == MoveKind::kAdd || kind == MoveKind::kChill; }
+  bool sheds() const { return kind == MoveKind::kChill || kind == MoveKind::kShed; }
 };
 
 class Moves {
  public:
   // Of a chunk that has none. Throws std::bad_alloc, before anything has changed.
-  Move &add(uint32_t slot, uint32_t shard, Place from, Place to);
+  Move &add(uint32_t slot, uint32_t shard, Place from, Place to, MoveKind kind);
   // Null: there is none.
   Move *find(uint64_t id);
   Move *of(uint32_t slot);

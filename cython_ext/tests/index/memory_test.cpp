@@ -187,7 +187,9 @@ class World {
       index->reclaim(bytes(slots), slots.size() / 4, kLate, &freed);
     }
     // Chunks of which a shard is missing are found by nobody.
-    index->evict(UINT64_MAX, kLate, &gone, &more, &freed);
+    Evicted evicted;
+    index->evict(UINT64_MAX, kLate, {}, &evicted);
+    gone += evicted.slots;
     index->sweep(1000, &gone, &complete);
     index->reclaim(bytes(gone), gone.size() / 4, kLate, &freed);
     IndexStats stats{};
@@ -327,10 +329,10 @@ const Case kCases[] = {
      }},
     {"evict", [](World &world) { world.put(1); },
      [](World &world) {
-       std::string keys;
-       uint64_t freed = 0;
-       world.slots.clear();
-       return world.index->evict(UINT64_MAX, kNow, &world.slots, &keys, &freed);
+       Evicted evicted;
+       const Outcome outcome = world.index->evict(UINT64_MAX, kNow, {}, &evicted);
+       world.slots = evicted.slots;
+       return outcome;
      }},
     {"reclaim",
      [](World &world) {
