@@ -439,11 +439,12 @@ cdef class ChunkIndex:
         cdef bytes statuses = _new(call.hashes.count)
         cdef uint8_t *statuses_at = _room(statuses)
         cdef string moves
+        cdef uint64_t no_room = 0
         cdef Outcome outcome
         with nogil:
-            outcome = self._index.get().promote(call, statuses_at, &moves)
+            outcome = self._index.get().promote(call, statuses_at, &moves, &no_room)
         _check(outcome)
-        return statuses, <bytes>moves
+        return statuses, <bytes>moves, no_room
 
     def spoilt(self, bytes moves not None):
         cdef size_t count = 0

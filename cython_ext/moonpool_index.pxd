@@ -149,7 +149,7 @@ cdef extern from "index.hpp" namespace "moonpool::index" nogil:
         Outcome evict(uint64_t, int64_t, const DemoteCall &, Evicted *)
         Outcome demote_more(const uint8_t *, size_t, const DemoteCall &, string *)
         Outcome evict_disk(uint32_t, uint64_t, int64_t, string *, string *, uint64_t *)
-        Outcome promote(const PromoteCall &, uint8_t *, string *)
+        Outcome promote(const PromoteCall &, uint8_t *, string *, uint64_t *)
         Outcome spoilt(const uint8_t *, size_t, string *, string *)
         Outcome reclaim(const uint8_t *, size_t, int64_t, uint64_t *)
         Outcome move_out(const MoveOutCall &, string *, uint32_t *, uint64_t *)

@@ -207,7 +207,11 @@ class Run {
       index_->remove_prefix(hashes.name_space, hashes.data, &removed_, &count);
     }
     uint64_t bytes = 0;
-    if (what == kEvict) evict(source.get<uint16_t>());
+    if (what == kEvict) {
+      Evicted evicted;
+      index_->evict(source.get<uint16_t>(), now_, {}, &evicted);
+      removed_ += evicted.slots;
+    }
     if (what == kReclaim) {
       for (size_t i = 0; i < removed_.size(); i += 4) {
         const uint32_t slot = load_u32(at(removed_, i));

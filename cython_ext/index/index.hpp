@@ -205,7 +205,8 @@ class ChunkIndex {
   Outcome demote_more(const uint8_t *slots, size_t count, const DemoteCall &call, std::string *moves) noexcept;
   Outcome evict_disk(uint32_t number, uint64_t want, int64_t now, std::string *slots, std::string *keys,
                      uint64_t *bytes) noexcept;
-  Outcome promote(const PromoteCall &call, uint8_t *statuses, std::string *moves) noexcept;
+  // `no_room`: bytes that found none in memory.
+  Outcome promote(const PromoteCall &call, uint8_t *statuses, std::string *moves, uint64_t *no_room) noexcept;
   Outcome spoilt(const uint8_t *ids, size_t count, std::string *slots, std::string *keys) noexcept;
 
   // ---- restart (index_restore.cpp)

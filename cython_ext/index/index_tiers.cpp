@@ -202,8 +202,10 @@ Outcome ChunkIndex::evict_disk(uint32_t number, uint64_t want, int64_t now, std:
 
 // ---------------------------------------------------------------- up
 
-Outcome ChunkIndex::promote(const PromoteCall &call, uint8_t *statuses, std::string *moves) noexcept {
+Outcome ChunkIndex::promote(const PromoteCall &call, uint8_t *statuses, std::string *moves,
+                            uint64_t *no_room) noexcept {
   return guarded([&] {
+    *no_room = 0;
     {
       const std::shared_lock<RwLock> held(lock_);
       bool any = false;
@@ -227,9 +229,10 @@ Outcome ChunkIndex::promote(const PromoteCall &call, uint8_t *statuses, std::str
         status = count < call.count_max && bytes < call.bytes_max ? promote_one(slot, call.shard, from, moves)
                                                                   : ItemStatus::kWriting;
       }
-      if (status == ItemStatus::kOk) {
-        ++count;
-        bytes += extent_bytes(chunks_[slot].shard(call.shard).length);
+      if (status == ItemStatus::kOk || status == ItemStatus::kNoSpace) {
+        const uint64_t its = extent_bytes(chunks_[slot].shard(call.shard).length);
+        count += status == ItemStatus::kOk ? 1 : 0;
+        (status == ItemStatus::kOk ? bytes : *no_room) += its;
       }
       statuses[i] = static_cast<uint8_t>(status);
       return true;
