@@ -48,6 +48,7 @@ class Copy:
         moves: their numbers in the index, n x u64.
         places: of each of them among the moves that `Copies.begin` was given.
         nbytes: of payload.
+        slots: in the index, of the chunks that it has moved.
         deadline_ms: when the node should have answered.
         done: the outcome, for each OK or NOT_MOVED. It never fails.
     """
@@ -61,6 +62,7 @@ class Copy:
     places: list[int]
     nbytes: int
     deadline_ms: int
+    slots: bytes = b""
     done: asyncio.Future[bytes] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -185,9 +187,12 @@ class Copies:
         found = bytearray([pb.NOT_MOVED]) * len(copy.places)
         try:
             good = positions(statuses, pb.OK)
-            if bad := [place for place, status in enumerate(statuses) if status != pb.OK]:
+            if spoilt := positions(statuses, pb.SPOILT):
+                await core.disks.spoilt(take(copy.moves, 8, spoilt))
+            if bad := [place for place, status in enumerate(statuses) if status not in (pb.OK, pb.SPOILT)]:
                 core.index.abort_moves(take(copy.moves, 8, bad))
-            for place in await self._commit(take(copy.moves, 8, good)):
+            moved_now, copy.slots = await self.commit(take(copy.moves, 8, good))
+            for place in moved_now:
                 found[good[place]] = pb.OK
         finally:
             moved = found.count(pb.OK)
@@ -200,8 +205,8 @@ class Copies:
             self.changed = asyncio.Event()
             core.freed()
 
-    async def _commit(self, moves: bytes) -> list[int]:
-        """Make moves durable, then visible. Returns which ones."""
+    async def commit(self, moves: bytes) -> tuple[list[int], bytes]:
+        """Make moves durable, then visible. Returns which ones, and the slots of their chunks."""
         core = self._core
         try:
             statuses, slots, records = core.index.commit_moves(moves)
@@ -210,16 +215,16 @@ class Copies:
             raise
         good = positions(statuses, pb.OK)
         if not good:
-            return []
+            return [], b""
         good_moves = take(moves, 8, good)
         try:
             await core.durable(core.store.apply(slots, records, b""))
         except (StoreUnavailableError, StoreDamagedError) as error:
             core.index.abort_moves(good_moves)
             _log.warning("%d moves are not durable, and have not happened: %s", len(good), error)
-            return []
+            return [], b""
         core.index.publish_moves(good_moves, now_ms())
-        return good
+        return good, slots
 
 
 def _told(segment: Segment) -> pb.Segment:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the master does by itself.
 
-It ends silent sessions, gives up late writes, fences, reclaims, sweeps, evicts, drains, readmits.
+It ends silent sessions, gives up late writes, fences, reclaims, sweeps, evicts, demotes, drains, readmits.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ def start_loops(core: Core) -> None:
     add("sweep", _SWEEP_PERIOD, _Sweep(core).work)
     add("evict", _EVICT_PERIOD, lambda: _evict(core))
     add("drains", _TICK, core.drains.work)
+    add("disks", _EVICT_PERIOD, core.disks.work)
     add("segments", min(1.0, core.settings.quarantine / 4), lambda: _segments(core))
 
 
@@ -102,17 +103,17 @@ async def _evict(core: Core) -> None:
     if used <= settings.high_watermark * capacity:
         return
     for _ in range(_EVICT_STEPS):
-        excess = used - round(settings.low_watermark * capacity)
-        if excess <= 0 or not await core.evict(min(excess, _EVICT_CHUNKS * used // max(chunks, 1) + 1)):
+        excess = used - round(settings.low_watermark * capacity) - core.disks.leaving_bytes()
+        if excess <= 0 or not await core.evict(min(excess, _EVICT_CHUNKS * used // max(chunks, 1) + 1), demote=True):
             return
         await asyncio.sleep(0)
         used, capacity, chunks = _used(core)
 
 
 def _used(core: Core) -> tuple[int, int, int]:
-    """Return bytes in use, without what waits to be free, the capacity, and chunks."""
+    """Return bytes in use, without what waits to be free, the capacity, and chunks, of memory."""
     stats = core.index.stats()
-    return stats["used_bytes"], stats["capacity_bytes"], stats["chunks"]
+    return stats["used_bytes"], stats["capacity_bytes"], stats["chunks"] - stats["on_disk"]
 
 
 def _segments(core: Core) -> None:
@@ -124,8 +125,12 @@ def _segments(core: Core) -> None:
     if now - core.started_ms > settings.segment_grace * 1000:
         for segment in list(core.segments.all.values()):
             # Not one that is new, and whose row is on its way to the store.
-            if segment.held and segment.session is None and not segment.row.lost:
+            if segment.held and segment.session is None and not segment.row.lost and not segment.row.disk:
                 core.lose(segment, "it did not come back after the restart")
+    for disk in list(core.segments.all.values()):
+        gone = disk.row.disk and disk.session is None and not disk.row.lost
+        if gone and now - max(disk.gone_ms, core.started_ms) > settings.disk_grace * 1000:
+            core.lose(disk, "its node did not come back")
 
 
 def _readmit(core: Core, segment: Segment, works: bool) -> None:

@@ -46,6 +46,13 @@ class Metrics:
             "moved_items": 0,
             "moved_bytes": 0,
             "not_moved_items": 0,
+            "demoted_items": 0,
+            "demoted_bytes": 0,
+            "shed_items": 0,
+            "loaded_items": 0,
+            "loaded_bytes": 0,
+            "spoilt_items": 0,
+            "disk_evicted_bytes": 0,
         }
 
     def called(self, method: str, seconds: float, items: int) -> None:
