@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, Final
 
@@ -173,11 +174,13 @@ class LocalCluster:
         store: str,
         master_options: Mapping[str, str],
         node_options: Mapping[str, str],
+        ssd: str | None = None,
     ) -> None:
         self.secret = secrets.token_hex(16)
         self._dram = dram
-        self._folder = tempfile.TemporaryDirectory(prefix="moonpool-") if store == "sqlite" else None
-        self._store = f"sqlite:{self._folder.name}/master.db" if self._folder is not None else store
+        self._folder = tempfile.TemporaryDirectory(prefix="moonpool-") if store == "sqlite" or ssd else None
+        self._store = f"sqlite:{self._folder.name}/master.db" if self._folder and store == "sqlite" else store
+        self._ssd = ssd
         self._master_options = master_options
         self._node_options = node_options
         self._master: TiedProcess | None = None
@@ -198,6 +201,11 @@ class LocalCluster:
         """
         given = {name: value for name, value in self._master_options.items() if name in OPEN}
         return {**OPEN, "secret": self.secret, "tls_name": self._node_options.get("tls_name"), **given}
+
+    def slab(self, index: int) -> Path:
+        """Return the file that a node keeps chunks in, of a cluster with `ssd`."""
+        assert self._folder is not None
+        return Path(self._folder.name) / f"node-{index}.slab"
 
     def client(self, **options: Any) -> StoreClient:
         """Return a new client of this cluster; it is closed with the cluster, if not before.
@@ -299,11 +307,12 @@ class LocalCluster:
             self._folder.cleanup()
 
     def _begin_node(self, index: int) -> TiedProcess:
+        disk = {"ssd": f"{self.slab(index)}:{self._ssd}"} if self._ssd else {}
         process = self._nodes[index] = TiedProcess(
             f"node {index}",
             tied_command("node", "--master", self._address, "--dram", self._dram),
             # Each stands for a host of its own, so that replicas go to different ones.
-            self._environment("NODE", {"name": f"node-{index}", "host_id": f"host-{index}", **self._node_options}),
+            self._environment("NODE", {"name": f"node-{index}", "host_id": f"host-{index}", **disk, **self._node_options}),
         )
         return process
 
@@ -320,6 +329,7 @@ def local_cluster(
     dram: str = "256MiB",
     store: str = "memory",
     *,
+    ssd: str | None = None,
     master_options: Mapping[str, str] | None = None,
     node_options: Mapping[str, str] | None = None,
 ) -> Iterator[LocalCluster]:
@@ -334,6 +344,7 @@ def local_cluster(
         nodes: how many.
         dram: memory that each lends.
         store: ``"memory"``, ``"sqlite"`` (in a folder that goes with the cluster), or ``"sqlite:PATH"``.
+        ssd: what each node keeps on a disk below its memory, such as ``"1GiB"``, in files that go with the cluster.
         master_options: settings of the master by name, such as ``{"put_deadline": "1s"}``.
         node_options: settings of the nodes by name.
 
@@ -342,7 +353,9 @@ def local_cluster(
 
     The processes end with this one, also when it is killed.
     """
-    cluster = LocalCluster(dram=dram, store=store, master_options=master_options or {}, node_options=node_options or {})
+    cluster = LocalCluster(
+        dram=dram, store=store, ssd=ssd, master_options=master_options or {}, node_options=node_options or {}
+    )
     try:
         cluster.start_master()
         cluster.start_nodes(nodes)
