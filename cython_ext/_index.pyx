@@ -323,7 +323,8 @@ cdef class ChunkIndex:
         with nogil:
             outcome = self._index.get().evict(want, now, demote, &evicted)
         _check(outcome)
-        return <bytes>evicted.slots, <bytes>evicted.keys, evicted.bytes, <bytes>evicted.moves, evicted.full
+        slots, keys, moves = <bytes>evicted.slots, <bytes>evicted.keys, <bytes>evicted.moves
+        return slots, keys, evicted.lost_bytes, evicted.bytes, moves, evicted.full
 
     def reclaim(self, bytes slots not None, now_ms):
         cdef size_t count = 0

@@ -92,6 +92,7 @@ cdef extern from "index.hpp" namespace "moonpool::index" nogil:
         string slots
         string keys
         uint64_t bytes
+        uint64_t lost_bytes
         string moves
         uint32_t full
 

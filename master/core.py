@@ -257,7 +257,7 @@ class Core:
         if now_ms() < self.held_until_ms or not self.pins_known:
             return 0
         if demote and self.disks.any:
-            slots, records, freed, moves, full = self.index.evict(
+            slots, records, lost, freed, moves, full = self.index.evict(
                 want_bytes,
                 now_ms(),
                 uses_min=self.settings.disk_uses,
@@ -268,11 +268,11 @@ class Core:
             if full != NO_SEGMENT:
                 await self.disks.make_room(full, self.settings.copy_bytes)
         else:
-            slots, records, freed, moves, _ = self.index.evict(want_bytes, now_ms())
+            slots, records, lost, freed, moves, _ = self.index.evict(want_bytes, now_ms())
         if moves:
             await self.disks.carry_out(moves)
         if slots:
-            self.metrics.counts["evicted_bytes"] += freed
+            self.metrics.counts["evicted_bytes"] += lost
             self.events.add(Entry(pb.Event.EVICTED, records))
             await self.to_the_end(self.delete(slots))
         return freed

@@ -153,8 +153,8 @@ class Disks:
         """Begin as many loads as may be under way. Returns (statuses, bytes that found no room)."""
         core = self._core
         if now_ms() < core.held_until_ms:
-            # Readers of an earlier start may still read what is free now.
-            return bytes([pb.WRITING]) * (len(hashes) // HASH_BYTES), 0
+            # Readers of an earlier start may still read what is free now. That takes longer than anybody wants to wait.
+            return bytes([pb.NO_SPACE]) * (len(hashes) // HASH_BYTES), 0
         loading = sum(copy.nbytes for copy in core.copies.under_way.values() if self._is_disk(copy.source))
         while True:
             # In parts, so that who waits for the first of them does not wait for all.
@@ -186,13 +186,11 @@ class Disks:
             changed = core.copies.changed
             statuses, no_room = self._begin(namespace, take(hashes, HASH_BYTES, left), shard)
             hopeless = [place for place, status in zip(left, statuses, strict=True) if status == pb.NO_SPACE]
-            left = [
-                place for place, status in zip(left, statuses, strict=True) if status in (pb.WRITING, pb.NO_SPACE)
-            ]
+            left = [place for place, status in zip(left, statuses, strict=True) if status in (pb.WRITING, pb.NO_SPACE)]
             if not left or core.closing.is_set():
                 return []
             if hopeless:
-                if evictions >= _EVICTIONS:
+                if evictions >= _EVICTIONS or now_ms() < core.held_until_ms:
                     return hopeless
                 evictions += 1
                 # It may free what is of no use here: the room has to be in the memory above the disk.

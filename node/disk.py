@@ -40,7 +40,14 @@ class Disk:
     """
 
     def __init__(
-        self, slab: Slab, engine: TransferEngine, region: Region, address: str, link: MasterLink, name: str, threads: int
+        self,
+        slab: Slab,
+        engine: TransferEngine,
+        region: Region,
+        address: str,
+        link: MasterLink,
+        name: str,
+        threads: int,
     ) -> None:
         self._slab = slab
         self._address = address

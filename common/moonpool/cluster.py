@@ -312,7 +312,9 @@ class LocalCluster:
             f"node {index}",
             tied_command("node", "--master", self._address, "--dram", self._dram),
             # Each stands for a host of its own, so that replicas go to different ones.
-            self._environment("NODE", {"name": f"node-{index}", "host_id": f"host-{index}", **disk, **self._node_options}),
+            self._environment(
+                "NODE", {"name": f"node-{index}", "host_id": f"host-{index}", **disk, **self._node_options}
+            ),
         )
         return process
 

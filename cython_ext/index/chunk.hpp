@@ -56,9 +56,9 @@ struct alignas(64) Chunk {
   uint32_t pins;
   uint32_t birth;  // tells a chunk from an earlier one in the same slot
   ChunkState state;
-  bool listed : 1;  // a policy knows it, and there may be a record of it
-  bool cold : 1;    // its bytes are on disks only, and the policy that knows it is that of a disk
-  uint16_t writes;  // shards that are written
+  bool listed : 1;         // a policy knows it, and there may be a record of it
+  bool cold : 1;           // its bytes are on disks only, and the policy that knows it is that of a disk
+  uint16_t writes;         // shards that are written
   uint32_t warm_children;  // children that are not cold
 
   union {

@@ -160,7 +160,8 @@ void ChunkIndex::tell_capacity() {
     used += segment.space.used();
   });
   if (used == 0) return;
-  const double each = static_cast<double>(used) / static_cast<double>(std::max<size_t>(1, table_.count() - cold_.count()));
+  const double each =
+      static_cast<double>(used) / static_cast<double>(std::max<size_t>(1, table_.count() - cold_.count()));
   const double chunks = static_cast<double>(capacity) / each;
   policy_->set_capacity(static_cast<size_t>(std::min(chunks + 0.5, static_cast<double>(chunks_max_))));
 }

@@ -134,7 +134,7 @@ struct PromoteCall {
 
 struct Evicted {
   std::string slots, keys;
-  uint64_t bytes = 0;
+  uint64_t bytes = 0, lost_bytes = 0;  // that leave memory; of those, what is nowhere else
   std::string moves;
   uint32_t full = kNone;  // a disk that had no room
 };
@@ -144,8 +144,8 @@ struct SegmentStats {
 };
 
 struct IndexStats {
-  uint64_t chunks, chunks_max, on_disk, writing, moving, pinned, used_bytes, free_bytes, capacity_bytes, condemned_bytes,
-      memory_bytes, evicted, refused_records;
+  uint64_t chunks, chunks_max, on_disk, writing, moving, pinned, used_bytes, free_bytes, capacity_bytes,
+      condemned_bytes, memory_bytes, evicted, refused_records;
   int64_t leased_until_ms;
 };
 
@@ -239,7 +239,7 @@ class ChunkIndex {
   void find_each(Hashes hashes, Each each) const;
 
   // ---- of a chunk
-  bool lost(const Shard &shard) const;      // no extent is left
+  bool lost(const Shard &shard) const;  // no extent is left
   bool abandoned(const Shard &shard) const;
   bool readable(const Shard &shard) const;  // at least one extent can be read, be it by its node only
   bool visible(const Chunk &chunk) const;   // complete, and no shard is lost

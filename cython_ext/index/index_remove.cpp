@@ -96,6 +96,7 @@ Outcome ChunkIndex::evict(uint64_t want, int64_t now, const DemoteCall &demote, 
         if (chilled == Chilled::kWaits && !hopeless) break;
         if (chilled == Chilled::kNot || chilled == Chilled::kWaits) {
           give_up_chunk(slot, &evicted->slots, &evicted->keys);
+          evicted->lost_bytes += bytes;
           ++evicted_;
         } else if (chilled == Chilled::kCopied) {
           copied += bytes;

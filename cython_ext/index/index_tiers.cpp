@@ -149,7 +149,7 @@ ChunkIndex::Chilled ChunkIndex::chill_one(uint32_t slot, const DemoteCall &call,
 }
 
 Outcome ChunkIndex::demote_more(const uint8_t *slots, size_t count, const DemoteCall &call,
-                               std::string *moves) noexcept {
+                                std::string *moves) noexcept {
   return guarded([&] {
     const Exclusive held = exclusive();
     Undo undo([&, before = moves->size()] { take_back_moves(*moves, before); });

@@ -24,7 +24,7 @@ struct Move {
   uint32_t slot, shard;  // kNone: the chunk has gone, and `to` is kept until nothing can be written there
   Place from, to;        // kShed: there is no `to`
   MoveKind kind;
-  bool committed;  // the copy is good, and the record that says so is on its way to the store
+  bool committed;   // the copy is good, and the record that says so is on its way to the store
   uint32_t leaves;  // committed: extents that room is reserved for, which may have readers when they are given up
 
   bool adds() const { return kind == MoveKind::kAdd || kind == MoveKind::kChill; }

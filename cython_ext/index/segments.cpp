@@ -98,7 +98,8 @@ size_t Segments::bytes() const {
 uint64_t Segments::capacity_max() const {
   uint64_t most = 0;
   for (const auto &segment : all_) {
-    if (segment != nullptr && segment->added && !segment->dropped && !segment->disk) most = std::max(most, segment->space.capacity());
+    if (segment != nullptr && segment->added && !segment->dropped && !segment->disk)
+      most = std::max(most, segment->space.capacity());
   }
   return most;
 }

@@ -22,6 +22,7 @@ def as_dict(segment: pb.Segment) -> dict[str, Any]:
         "segment": segment.segment,
         "state": pb.SegmentState.Name(segment.state).lower(),
         "node": segment.node,
+        "medium": pb.Medium.Name(segment.medium).lower(),
         "host_id": segment.host_id,
         "address": segment.address,
         "incarnation": segment.incarnation.hex(),
@@ -55,7 +56,7 @@ def segment_table(segments: list[pb.Segment]) -> Any:
     from moonpool.units import format_bytes
 
     table = Table(box=None, pad_edge=False)
-    for heading in ("segment", "node", "host", "address", "state"):
+    for heading in ("segment", "node", "host", "medium", "address", "state"):
         # Rather over two lines than without its end.
         table.add_column(heading, overflow="fold")
     table.add_column("chunks", justify="right", no_wrap=True)
@@ -68,6 +69,7 @@ def segment_table(segments: list[pb.Segment]) -> Any:
             str(one.segment),
             one.node,
             one.host_id,
+            pb.Medium.Name(one.medium).lower(),
             one.address,
             state if one.state == pb.ACTIVE else f"[yellow]{state}[/yellow]",
             f"{one.chunks:,}",

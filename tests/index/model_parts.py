@@ -22,6 +22,8 @@ class Status(IntEnum):
     TOO_LARGE = 8
     INVALID = 9
     IN_USE = 10
+    NOT_MOVED = 11
+    LOADING = 12
 
 
 @dataclass(frozen=True)
