@@ -56,9 +56,8 @@ class ChunkIndex:
         A segment that `restore` has named, or that was added before, gets its capacity here and becomes readable.
         ValueError: it has extents beyond this capacity, or was dropped (or there are 65,535 segments).
 
-        Args:
-            disk_of: the segment of memory, added before, of the node whose disk this is; None: it is memory. KeyError:
-                there is no such memory, or this was added or restored as memory before.
+        With `disk_of` it is the disk of the node that lends this segment of memory, which was added before. KeyError:
+        there is no such memory, or this one was added or restored as memory before.
         """
 
     def know_disk(self, segment: int) -> None:
@@ -106,8 +105,8 @@ class ChunkIndex:
         `host`: preferred for the first replica; 0: no preference. The same owner that starts what it is already
         writing is told WRITING. Where there are enough hosts but not enough room on them, it is NO_SPACE too.
         A chunk that has lost all extents of this shard is written anew, in its slot.
-        What is ALREADY there is touched when the first shard is put, unless a lease on it is running. A shard that only
-        disks have which cannot be read now is written anew too.
+        What is ALREADY there is touched when the first shard is put, unless a lease on it is running. A shard that
+        only disks have which cannot be read now is written anew too.
         """
 
     def commit(
@@ -196,9 +195,9 @@ class ChunkIndex:
     ) -> tuple[bytes, bytes, int, int, bytes, int]:
         """By the policy, until so many bytes leave memory; chunks that are pinned, leased or parents are passed over.
 
-        Only bytes in writable segments of memory count, and only chunks that have some go. What is on disks with all its
-        shards stays there. One call looks at 100,000 chunks at most; where more are to be passed over, the next call
-        goes on.
+        Only bytes in writable segments of memory count, and only chunks that have some go. What is on disks with all
+        its shards stays there. One call looks at 100,000 chunks at most; where more are to be passed over, the next
+        call goes on.
 
         Args:
             want_bytes: so many.
@@ -210,9 +209,9 @@ class ChunkIndex:
             avoid: disks that have enough to do.
 
         Returns:
-            (slots of chunks that are gone, their records of u32 namespace and 32 bytes of hash, their bytes, bytes that
-            leave memory in all, moves, a disk that has no room or NO_SEGMENT). The moves are as those of `move_to`; one
-            that goes to NO_SEGMENT is of a chunk that is on disks: commit it at once.
+            (slots of chunks that are gone, their records of u32 namespace and 32 bytes of hash, their bytes, bytes
+            that leave memory in all, moves, a disk that has no room or NO_SEGMENT). The moves are as those of
+            `move_to`; one that goes to NO_SEGMENT is of a chunk that is on disks: commit it at once.
         """
 
     def reclaim(self, slots: bytes, now_ms: int) -> int:
@@ -293,11 +292,11 @@ class ChunkIndex:
     def abort_moves(self, moves: bytes) -> int:
         """They are over, and nothing of them can write any more. Returns bytes of new extents that are free now."""
 
-    # ---- memory and disks: a chunk is copied to the disk below its memory before it leaves it, and keeps that copy when
-    # it is read back. These copies are moves as those above, which leave the old extent where it is; with the last shard
-    # that reaches a disk, all extents in memory are given up. Eviction from memory looks at what is in memory, eviction
-    # from a disk at what is on disks only. A chunk with children in memory does not leave it, and one with any children
-    # does not leave a disk.
+    # ---- memory and disks: a chunk is copied to the disk below its memory before it leaves it, and keeps that copy
+    # when it is read back. These copies are moves as those above, which leave the old extent where it is; with the last
+    # shard that reaches a disk, all extents in memory are given up. Eviction from memory looks at what is in memory,
+    # eviction from a disk at what is on disks only. A chunk with children in memory does not leave it, and one with
+    # any children does not leave a disk.
     def demote_more(self, slots: bytes, uses_min: int, avoid: Sequence[int]) -> bytes:
         """Of chunks with several shards, of which some are on disks by now: copy the next one. Returns moves."""
 
@@ -321,8 +320,8 @@ class ChunkIndex:
     def spoilt(self, moves: bytes) -> tuple[bytes, bytes]:
         """What these moves (n x u64) were to copy from disks is not there: their chunks are gone.
 
-        The moves are to be aborted as ever. Returns (slots, records) as `evict`; chunks of which this shard is in memory
-        by now, or is written anew, stay.
+        The moves are to be aborted as ever. Returns (slots, records) as `evict`; chunks of which this shard is in
+        memory by now, or is written anew, stay.
         """
 
     # ---- restart
@@ -344,8 +343,9 @@ class ChunkIndex:
     def stats(self) -> dict[str, Any]:
         """Numbers of the whole index.
 
-        chunks (with a committed shard), on_disk (of those, in no memory), chunks_max (the bound also of those that are written or wait for `reclaim`),
-        writing (shards), moving (replicas, until the move is over), pinned (times), leased_until_ms (the longest lease
+        chunks (with a committed shard), on_disk (of those, in no memory), chunks_max (the bound also of those that are
+        written or wait for `reclaim`),
+        written or wait for `reclaim`), writing (shards), moving (replicas, until the move is over), pinned (times), leased_until_ms (the longest lease
         ever given), evicted, refused_records, policy, memory_bytes; of writable memory: capacity_bytes = used_bytes +
         condemned_bytes + free_bytes.
         """

@@ -170,8 +170,8 @@ class MasterSettings:
     )
     disk_uses: int = setting(
         2,
-        "What was used so often, its put included, is copied to the disk of its node before it leaves memory. So what is "
-        "put and never wanted again is not written.",
+        "What was used so often, its put included, is copied to the disk of its node before it leaves memory. So what "
+        "is put and never wanted again is not written.",
         minimum=1,
         maximum=5,
     )

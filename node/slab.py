@@ -246,7 +246,7 @@ class Slab:
 
     def _read(self, buffer: memoryview | mmap.mmap, at: int) -> None:
         view = memoryview(buffer)
-        while len(view):
+        while view:
             count = os.preadv(self._data, [view], at)
             if count == 0:
                 raise ShortReadError(f"{self.path} ends at {at}")
@@ -254,7 +254,7 @@ class Slab:
 
     def _write(self, buffer: memoryview | mmap.mmap, at: int) -> None:
         view = memoryview(buffer)
-        while len(view):
+        while view:
             count = os.pwritev(self._data, [view], at)
             view, at = view[count:], at + count
 
