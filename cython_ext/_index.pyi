@@ -344,10 +344,9 @@ class ChunkIndex:
         """Numbers of the whole index.
 
         chunks (with a committed shard), on_disk (of those, in no memory), chunks_max (the bound also of those that are
-        written or wait for `reclaim`),
-        written or wait for `reclaim`), writing (shards), moving (replicas, until the move is over), pinned (times), leased_until_ms (the longest lease
-        ever given), evicted, refused_records, policy, memory_bytes; of writable memory: capacity_bytes = used_bytes +
-        condemned_bytes + free_bytes.
+        written or wait for `reclaim`), writing (shards), moving (replicas, until the move is over), pinned (times),
+        leased_until_ms (the longest lease ever given), evicted, refused_records, policy, memory_bytes; of writable
+        memory: capacity_bytes = used_bytes + condemned_bytes + free_bytes.
         """
 
     def check(self) -> str:

@@ -176,7 +176,7 @@ class Disks:
     async def load(self, namespace: int, hashes: bytes, shard: int, seconds: float) -> list[int]:
         """Have chunks read into memory that lie on disks only, and wait for so long.
 
-        Returns the positions of those that cannot be: there is no room, nor did eviction make any.
+        Returns the positions of those that cannot be: there is no room, nor did eviction make any in time.
         """
         core = self._core
         until = time.monotonic() + seconds
@@ -189,19 +189,17 @@ class Disks:
             left = [place for place, status in zip(left, statuses, strict=True) if status in (pb.WRITING, pb.NO_SPACE)]
             if not left or core.closing.is_set():
                 return []
-            if hopeless:
-                if evictions >= _EVICTIONS or now_ms() < core.held_until_ms:
-                    return hopeless
+            wait = until - time.monotonic()
+            if hopeless and (wait <= 0 or now_ms() < core.held_until_ms):
+                return hopeless
+            if wait <= 0:
+                return []
+            if hopeless and evictions < _EVICTIONS:
                 evictions += 1
                 # It may free what is of no use here: the room has to be in the memory above the disk.
                 if await self._evict(no_room * evictions):
                     continue
-                if len(hopeless) == len(left):
-                    await core.wait_for_space(max(0.0, min(_LOOK_S, until - time.monotonic())))
-                    continue
-            wait = until - time.monotonic()
-            if wait <= 0:
-                return []
+            # Or until others' leases are over.
             await _wait_for(changed, min(wait, _LOOK_S))
 
     async def _evict(self, want: int) -> int:

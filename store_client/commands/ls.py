@@ -56,20 +56,21 @@ def segment_table(segments: list[pb.Segment]) -> Any:
     from moonpool.units import format_bytes
 
     table = Table(box=None, pad_edge=False)
-    for heading in ("segment", "node", "host", "medium", "address", "state"):
+    for heading in ("segment", "node", "host", "address", "state"):
         # Rather over two lines than without its end.
         table.add_column(heading, overflow="fold")
     table.add_column("chunks", justify="right", no_wrap=True)
     table.add_column("used", no_wrap=True)
     for one in sorted(segments, key=lambda one: one.segment):
         state = pb.SegmentState.Name(one.state).lower()
+        if one.medium == pb.DISK:
+            state = f"disk, {state}"
         if one.draining.stuck:
             state += f", {one.draining.stuck:,} stuck"
         table.add_row(
             str(one.segment),
             one.node,
             one.host_id,
-            pb.Medium.Name(one.medium).lower(),
             one.address,
             state if one.state == pb.ACTIVE else f"[yellow]{state}[/yellow]",
             f"{one.chunks:,}",
