@@ -204,7 +204,8 @@ class Disks:
 
     async def _evict(self, want: int) -> int:
         try:
-            return await self._core.evict(want)
+            # As in the background: what is wanted again leaves memory for the disk, which takes a moment.
+            return await self._core.evict(want, demote=True)
         except StoreUnavailableError as error:
             _log.warning("what was evicted is not free yet: %s", error)
             return 0

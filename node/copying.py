@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
     from moonpool.store_client.packing import Flags, Records
 
-__all__ = ["EXTENT", "Answer", "Copier"]
+__all__ = ["Answer", "Copier"]
 
 _log = logging.getLogger("moonpool.node")
 Answer: TypeAlias = Callable[[pb.CopyDone], None]
 
 #: An extent of a Copy: see ``proto/pool.proto``.
-EXTENT: Final = np.dtype(
+_EXTENT: Final = np.dtype(
     [
         ("generation", "<u8"),
         ("there", "<u8"),
@@ -68,7 +68,7 @@ class _Job:
         self.copy = copy
         self.answer = answer
         self.deadline = time.monotonic() + copy.deadline_ms / 1000
-        self.extents = np.frombuffer(copy.extents, dtype=EXTENT)
+        self.extents = np.frombuffer(copy.extents, dtype=_EXTENT)
         self.move: Move | None = None
         self.over = False
 

@@ -11,29 +11,23 @@ from __future__ import annotations
 import errno
 import logging
 import mmap
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-import numpy as np
-
 from moonpool.errors import MoonpoolError
-from moonpool.node.copying import EXTENT
+from moonpool.node.extents import extents_of, is_right, size_of
 from moonpool.node.slab import BLOCK, ShortReadError
 from moonpool.proto import pool_pb2 as pb
 from moonpool.store_client.errors import StoreTimeoutError
-from moonpool.store_client.leaves import proved, table_bytes
-from moonpool.store_client.moves import Place
-from moonpool.store_client.packing import HEADER_BYTES, headers_of
 from moonpool.transfer_engine import copy_batch
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
+    from moonpool.node.extents import Extent
     from moonpool.node.slab import Slab
-    from moonpool.store_client.packing import Flags, Records
     from moonpool.transfer_engine import Region
 
 __all__ = ["DiskCopier"]
@@ -47,7 +41,8 @@ _WAITING_MAX: Final = 256
 _BUFFER: Final = 4 << 20
 _STEP_BYTES: Final = 1 << 20
 _STEP_COUNT: Final = 64
-# So many steps in a row that the disk has refused, and it is taken to have failed.
+_EXTENT_BYTES: Final = 72
+# So many extents in a row that the disk has refused, and it is taken to have failed.
 _FAILURES: Final = 3
 _CLOSE: Final = 5.0
 
@@ -59,8 +54,8 @@ class _Job:
         self.answer = answer
         self.up = up
         self.deadline = time.monotonic() + copy.deadline_ms / 1000
-        self.extents = np.frombuffer(copy.extents, dtype=EXTENT)
-        self.statuses = np.full(len(self.extents), pb.NOT_MOVED, dtype=np.uint8)
+        self.extents: list[Extent] = []
+        self.statuses = bytearray([pb.NOT_MOVED]) * (len(copy.extents) // _EXTENT_BYTES)
         self.cause = ""
         self.over = False
         self.left = 0
@@ -126,17 +121,21 @@ class DiskCopier:
             self._answer(job)
 
     def _refusal(self, job: _Job) -> str:
-        copy, extents = job.copy, job.extents
-        memory, disk = ("here", "there") if job.up else ("there", "here")
+        copy = job.copy
         if not job.up and copy.source.incarnation != self._incarnation:
             return "a disk takes what lies in the memory of its node"
         if job.up and copy.segment != self.memory:
             return "what lies on a disk goes to the memory of its node"
-        sizes = _sizes(extents)
-        inside = (extents[memory] + sizes <= self._region.nbytes) & (extents[disk] + sizes <= self._slab.capacity)
-        if not len(extents) or not inside.all() or (extents[disk] % BLOCK).any():
-            return "there are no such extents"
-        return ""
+        try:
+            job.extents = extents_of(copy.extents)
+        except struct.error as error:
+            return str(error)
+        for extent in job.extents:
+            disk, memory = (extent.there, extent.here) if job.up else (extent.here, extent.there)
+            size = size_of(extent.length)
+            if disk % BLOCK or disk + size > self._slab.capacity or memory + size > self._region.nbytes:
+                return "there are no such extents"
+        return "" if job.extents else "there are no extents"
 
     def end_all(self, timeout: float) -> bool:
         """Give up every copy, and wait until none of them writes into memory, which takes no disk.
@@ -169,31 +168,34 @@ class DiskCopier:
 
     # ---------------------------------------------------------------- the threads
 
-    def _run(self, job: _Job, rows: npt.NDArray[np.intp]) -> None:
-        try:
-            if not job.over and time.monotonic() < job.deadline:
-                (self._up if job.up else self._down)(job, rows)
+    def _run(self, job: _Job, rows: range) -> None:
+        for row in rows:
+            if job.over or time.monotonic() >= job.deadline:
+                break
+            try:
+                good = (self._up if job.up else self._down)(job, job.extents[row])
                 self._failures = 0
-        except OSError as error:
-            self._refused(job, rows, error)
-        except MoonpoolError as error:
-            job.cause = str(error)
-        except Exception as error:  # noqa: BLE001 - whatever the master has sent, the thread lives and it gets an answer
-            _log.exception("a copy failed")
-            job.cause = f"{type(error).__name__}: {error}"
+                job.statuses[row] = good
+            except OSError as error:
+                self._refused(job, error)
+                if job.up:
+                    job.statuses[row] = pb.SPOILT
+            except MoonpoolError as error:
+                job.cause = str(error)
+            except Exception as error:  # noqa: BLE001 - whatever the master has sent, the thread lives, and it gets an answer
+                _log.exception("a copy failed")
+                job.cause = f"{type(error).__name__}: {error}"
         with self._changed:
             job.left -= 1
             if job.left:
                 return
         self._finish(job)
 
-    def _refused(self, job: _Job, rows: npt.NDArray[np.intp], error: OSError) -> None:
+    def _refused(self, job: _Job, error: OSError) -> None:
         """The disk did not do it. What was to be read is given up; what was to be written stays where it is."""
         job.cause = f"the disk says: {error}"
         self.counts["errors"] += 1
         _log.warning("%s: %s", self._slab.path, error)
-        if job.up:
-            job.statuses[rows] = pb.SPOILT
         if isinstance(error, ShortReadError) or error.errno in (errno.ENOSPC, errno.EDQUOT):
             return  # the disk works
         self._failures += 1
@@ -201,13 +203,13 @@ class DiskCopier:
             self._failed(job.cause)
 
     def _finish(self, job: _Job) -> None:
-        if not job.up and (job.statuses == pb.OK).any() and not job.over:
+        if not job.up and pb.OK in job.statuses and not job.over:
             try:
                 self._slab.sync()
             except OSError as error:
                 # Which of them is there nobody knows, now and after the next sync.
-                job.statuses[:] = pb.NOT_MOVED
-                self._refused(job, np.zeros(0, dtype=np.intp), error)
+                job.statuses[:] = bytes([pb.NOT_MOVED]) * len(job.statuses)
+                self._refused(job, error)
                 self._failed(job.cause)
         with self._changed:
             self._jobs.discard(job)
@@ -217,8 +219,8 @@ class DiskCopier:
 
     def _answer(self, job: _Job) -> None:
         if job.cause:
-            _log.info("copy of %d extents from or to the disk: %s", len(job.extents), job.cause)
-        job.answer(pb.CopyDone(copy=job.copy.copy, statuses=job.statuses.tobytes(), cause=job.cause[:500]))
+            _log.info("copy of %d extents from or to the disk: %s", len(job.statuses), job.cause)
+        job.answer(pb.CopyDone(copy=job.copy.copy, statuses=bytes(job.statuses), cause=job.cause[:500]))
 
     def _buffer(self) -> memoryview:
         buffer: memoryview | None = getattr(self._local, "buffer", None)
@@ -229,23 +231,28 @@ class DiskCopier:
 
     # ---------------------------------------------------------------- from the disk
 
-    def _up(self, job: _Job, rows: npt.NDArray[np.intp]) -> None:
-        extents, buffer = job.extents[rows], self._buffer()
-        whole = True
-        for extent, size in zip(extents, _sizes(extents).tolist(), strict=True):
-            there, here = int(extent["there"]), int(extent["here"])
+    def _up(self, job: _Job, extent: Extent) -> int:
+        """Return what became of it."""
+        buffer, size = self._buffer(), size_of(extent.length)
+        if size <= _BUFFER:
+            self._slab.read(extent.there, buffer[: _padded(size)])
+            # While it is in the cache of this core.
+            good = is_right(buffer, 0, extent)
+            if good and not self._into_memory(job, extent.here, buffer, size):
+                return pb.NOT_MOVED
+        else:
             for at in range(0, size, _BUFFER):
                 length = min(size - at, _BUFFER)
-                self._slab.read(there + at, buffer[: -(-length // BLOCK) * BLOCK])
-                whole = whole and self._into_memory(job, here + at, buffer, length)
-        if not whole:
-            return
-        good = self._right(extents, extents["here"].astype(np.int64))
-        job.statuses[rows] = np.where(good, pb.OK, pb.SPOILT)
-        self.counts["read_bytes"] += int(extents["length"].sum())
-        if not good.all():
-            self.counts["spoilt"] += int((~good).sum())
-            job.cause = f"{int((~good).sum())} extents on the disk are not what they should be"
+                self._slab.read(extent.there + at, buffer[: _padded(length)])
+                if not self._into_memory(job, extent.here + at, buffer, length):
+                    return pb.NOT_MOVED
+            good = is_right(self._region, extent.here, extent)
+        self.counts["read_bytes"] += extent.length
+        if good:
+            return pb.OK
+        self.counts["spoilt"] += 1
+        job.cause = "an extent on the disk is not what it should be"
+        return pb.SPOILT
 
     def _into_memory(self, job: _Job, here: int, buffer: memoryview, length: int) -> bool:
         """Copy a part, unless the copy was given up: its room in memory may be another's then."""
@@ -258,58 +265,46 @@ class DiskCopier:
         finally:
             with self._changed:
                 job.touching -= 1
-                self._changed.notify_all()
+                if job.over:
+                    self._changed.notify_all()
         return True
 
     # ---------------------------------------------------------------- to the disk
 
-    def _down(self, job: _Job, rows: npt.NDArray[np.intp]) -> None:
-        extents, buffer = job.extents[rows], self._buffer()
-        good = self._right(extents, extents["there"].astype(np.int64))
-        if not good.all():
-            job.cause = f"{int((~good).sum())} extents in memory are not what they should be"
-        extents = extents[good]
-        for extent, size in zip(extents, _sizes(extents).tolist(), strict=True):
-            there, here = int(extent["there"]), int(extent["here"])
-            for at in range(0, size, _BUFFER):
-                if job.over:
-                    return
-                length = min(size - at, _BUFFER)
-                padded = -(-length // BLOCK) * BLOCK
-                copy_batch(buffer, 0, self._region, there + at, length)
-                buffer[length:padded] = bytes(padded - length)
-                self._slab.write(here + at, buffer[:padded])
-        self.counts["written_bytes"] += int(extents["length"].sum())
-        job.statuses[rows[good]] = pb.OK
-
-    def _right(self, extents: Records, offsets: npt.NDArray[np.int64]) -> Flags:
-        """Return which extents in memory are what the master said, as far as headers, tables and leaves prove."""
-        region, lengths = self._region, extents["length"].astype(np.int64)
-        sizes = table_bytes(lengths)
-        starts, several = np.cumsum(sizes) - sizes, sizes > 0
-        tables = np.empty(max(1, int(sizes.sum()) // 8), dtype="<u8")
-        payloads = offsets + HEADER_BYTES
-        if several.any():
-            copy_batch(tables, starts[several], region, (payloads + lengths)[several], sizes[several])
-        place = Place(
-            region, payloads, lengths, region, offsets, starts, lengths, joined=True, starts=np.zeros_like(lengths)
-        )
-        wanted = headers_of(extents, extents["hash"], extents["shard"].astype(np.uint64))
-        return proved(tables, place, np.arange(len(extents)), wanted, None)
+    def _down(self, job: _Job, extent: Extent) -> int:
+        """Return what became of it; it is not safe from a crash yet."""
+        buffer, size = self._buffer(), size_of(extent.length)
+        good = size <= _BUFFER or is_right(self._region, extent.there, extent)
+        for at in range(0, size if good else 0, _BUFFER):
+            length = min(size - at, _BUFFER)
+            padded = _padded(length)
+            copy_batch(buffer, 0, self._region, extent.there + at, length)
+            buffer[length:padded] = bytes(padded - length)
+            good = size > _BUFFER or is_right(buffer, 0, extent)
+            if job.over or not good:
+                break
+            self._slab.write(extent.here + at, buffer[:padded])
+        if job.over:
+            return pb.NOT_MOVED
+        if not good:
+            job.cause = "an extent in memory is not what it should be"
+            return pb.NOT_MOVED
+        self.counts["written_bytes"] += extent.length
+        return pb.OK
 
 
-def _sizes(extents: Records) -> npt.NDArray[np.int64]:
-    """Return what extents take: header, payload, digests of leaves."""
-    lengths = extents["length"].astype(np.int64)
-    return HEADER_BYTES + lengths + table_bytes(lengths)
+def _padded(length: int) -> int:
+    """Return the bytes of the blocks that so many bytes take."""
+    return -(-length // BLOCK) * BLOCK
 
 
-def _steps(extents: Records) -> Iterator[npt.NDArray[np.intp]]:
-    """Yield which extents are copied together: those of a few, or one."""
+def _steps(extents: list[Extent]) -> Iterator[range]:
+    """Yield which extents one thread copies after each other: those of a few, or one."""
     first, nbytes = 0, 0
-    for row, size in enumerate(_sizes(extents).tolist()):
+    for row, extent in enumerate(extents):
+        size = size_of(extent.length)
         if row > first and (nbytes + size > _STEP_BYTES or row - first >= _STEP_COUNT):
-            yield np.arange(first, row)
+            yield range(first, row)
             first, nbytes = row, 0
         nbytes += size
-    yield np.arange(first, len(extents))
+    yield range(first, len(extents))

@@ -18,7 +18,6 @@ from store_testing import content, key
 
 from moonpool._index import extent_bytes
 from moonpool.errors import ConfigError
-from moonpool.node.copying import EXTENT
 from moonpool.node.diskcopying import DiskCopier
 from moonpool.node.errors import DiskError
 from moonpool.node.slab import BLOCK, ShortReadError, Slab, SlabPlace
@@ -29,6 +28,13 @@ from moonpool.transfer_engine import TransferEngine, digest, digest_batch
 
 MIB = 1 << 20
 MEMORY, DISK = 5, 6
+#: As in a Copy.
+EXTENT = np.dtype(
+    [
+        ("generation", "<u8"), ("there", "<u8"), ("here", "<u8"), ("length", "<u8"),
+        ("shard", "<u4"), ("zero", "<u4"), ("hash", "<u8", (4,)),
+    ]
+)  # fmt: skip
 #: One leaf and several, below, at and above a block, and more than a thread reads at once.
 LENGTHS = (1, 4032, 4033, 60_000, 262_144, 262_145, MIB, 5 * MIB + 3)
 
