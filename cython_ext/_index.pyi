@@ -5,8 +5,8 @@ Batches are packed as in ``proto/pool.proto``: hashes ``n x 32`` bytes, lengths 
 statuses ``n`` bytes with numbers of ``ItemStatus``, extents of 32 bytes. Every method that takes a batch works on it
 without the GIL. All are thread-safe. A wrong type or size of an argument raises TypeError or ValueError and changes
 nothing; a segment that is not there raises KeyError. Where the system gives no memory it is MemoryError, and nothing
-has changed either; but `abort`, `fenced` and `restore` may have done a part, which stays done, and `evict` returns what
-it has given up so far.
+has changed either; but `abort`, `fenced` and `restore` may have done a part, which stays done, and `evict`,
+`evict_disk` and `spoilt` return what they have given up so far.
 
 Times are milliseconds of any clock that does not go back; the index has none of its own.
 """

@@ -120,7 +120,7 @@ class Core:
         if self.store.stats()["refused_writers"]:
             # Somebody may still write whom nobody can name, so nobody is given room in what there was.
             _log.warning("a writer of before is not known: segments take nothing new until their nodes start again")
-            rows = [dataclasses.replace(row, draining=True) for row in rows]
+            rows = [row if row.disk else dataclasses.replace(row, draining=True) for row in rows]
         for row in rows:
             self.segments.restore(row)
         self.segments.drop_unknown()

@@ -47,6 +47,8 @@ class Disks:
 
     def __init__(self, core: Core) -> None:
         self._core = core
+        #: Disks that are quarantined because they hang.
+        self._hung: set[int] = set()
 
     @property
     def any(self) -> bool:
@@ -102,7 +104,8 @@ class Disks:
             more = core.index.demote_more(copy.slots, core.settings.disk_uses, [])
             if more:
                 core.run(self.carry_out(more))
-        if (loop := core.supervisor.loops.get("evict")) is not None:
+        # Not when it could not be written: that would only be tried again at once.
+        if pb.OK in done.result() and (loop := core.supervisor.loops.get("evict")) is not None:
             loop.wake()
 
     async def make_room(self, number: int, want: int) -> int:
@@ -136,11 +139,18 @@ class Disks:
                 await self.make_room(number, used - round(core.settings.low_watermark * capacity))
 
     def _look_at(self, segment: Segment) -> None:
+        """Quarantine a disk that does not do in time what it was asked for, until it has done it."""
         number, core = segment.row.segment, self._core
-        late = [copy for copy in core.copies.under_way.values() if number in (copy.source, copy.target)]
-        if not segment.quarantined and any(copy.deadline_ms < now_ms() for copy in late):
-            _log.warning("the disk of node %r does not do what it was asked for", segment.row.node)
+        copies = [copy for copy in core.copies.under_way.values() if number in (copy.source, copy.target)]
+        late = any(copy.deadline_ms < now_ms() for copy in copies)
+        if late and not segment.quarantined:
+            _log.warning("the disk of node %r hangs", segment.row.node)
+            self._hung.add(number)
             core.segments.quarantine(segment)
+        elif not late and number in self._hung:
+            self._hung.discard(number)
+            if segment.quarantined:
+                core.segments.readmit(segment)
 
     # ---------------------------------------------------------------- up
 

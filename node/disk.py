@@ -72,6 +72,10 @@ class Disk:
         """Whether the master may use it now, as far as is known here."""
         return self._ready.is_set()
 
+    def wait(self, timeout: float) -> bool:
+        """Wait until the master may use it. Returns whether it may."""
+        return self._ready.wait(timeout)
+
     def unmounted(self, timeout: float) -> None:
         """There is another master, or another stream: nothing is copied any more for what was asked before.
 
@@ -102,7 +106,8 @@ class Disk:
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            self._wake.wait(None if self._ready.is_set() or not self._session else _AGAIN)
+            idle = not self._session or (self._ready.is_set() and not self._failing.is_set())
+            self._wake.wait(None if idle else _AGAIN)
             self._wake.clear()
             if self._closing.is_set() or not self._session:
                 continue
@@ -116,9 +121,9 @@ class Disk:
 
     def _report_and_look(self) -> None:
         if self._ready.is_set():
-            self._ready.clear()
             report = pb.ReportFailureRequest(session=self._session, segment=self.segment, cause="the disk has failed")
             self._link.call("ReportFailure", report, time.monotonic() + _CALL_SECONDS)
+            self._ready.clear()
             self._closing.wait(_AGAIN)
         self._slab.check()
         self._failing.clear()

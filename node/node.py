@@ -157,6 +157,9 @@ class _Keeper:
         lending.session.wait(timeout)
         if not lending.mounted_event.wait(max(0.0, deadline - time.monotonic())):
             raise MasterUnavailableError("the master did not take the segment in time", retryable=True)
+        if lending.disk is not None:
+            # So that what is on it is there when the node is said to be. Without it the memory is as good.
+            lending.disk.wait(max(0.0, deadline - time.monotonic()))
 
     def _end(self) -> None:
         lending, self._open = self._open, None

@@ -255,7 +255,7 @@ class ChunkIndex {
   void leave_family(uint32_t slot);
   void tell_capacity();
   bool may_go(uint32_t slot, int64_t now);
-  void give_up_chunk(uint32_t slot, std::string *slots, std::string *keys);
+  bool give_up_chunk(uint32_t slot, std::string *slots, std::string *keys);
   uint64_t writable_bytes(const Chunk &chunk) const;
   uint32_t write_extents(const Shard &shard, uint8_t *out) const;
   bool unpin_one(Pinned pinned);

@@ -89,23 +89,24 @@ Outcome ChunkIndex::evict(uint64_t want, int64_t now, const DemoteCall &demote, 
       const uint32_t slot = policy_->victim(may_go_now, &looks);
       if (slot == kNone) break;
       const uint64_t bytes = writable_bytes(chunks_[slot]);
+      // The caller has to hear of those that are given up already.
+      const Outcome no_memory = evicted->slots.empty() && evicted->moves.empty() ? Outcome::kNoMemory : Outcome::kOk;
+      Chilled chilled = Chilled::kNot;
       try {
-        const Chilled chilled = chill_one(slot, demote, &evicted->moves, &evicted->full);
-        const bool hopeless = evicted->full != kNone && nothing_cold(evicted->full);
-        if (hopeless) evicted->full = kNone;
-        if (chilled == Chilled::kWaits && !hopeless) break;
-        if (chilled == Chilled::kNot || chilled == Chilled::kWaits) {
-          give_up_chunk(slot, &evicted->slots, &evicted->keys);
-          evicted->lost_bytes += bytes;
-          ++evicted_;
-        } else if (chilled == Chilled::kCopied) {
-          copied += bytes;
-          ++copies;
-        }
+        chilled = chill_one(slot, demote, &evicted->moves, &evicted->full);
       } catch (const std::bad_alloc &) {
-        // The caller has to hear of those that are given up already.
-        if (evicted->slots.empty() && evicted->moves.empty()) throw;
-        break;
+        return no_memory;
+      }
+      const bool hopeless = evicted->full != kNone && nothing_cold(evicted->full);
+      if (hopeless) evicted->full = kNone;
+      if (chilled == Chilled::kWaits && !hopeless) break;
+      if (chilled == Chilled::kNot || chilled == Chilled::kWaits) {
+        if (!give_up_chunk(slot, &evicted->slots, &evicted->keys)) return no_memory;
+        evicted->lost_bytes += bytes;
+        ++evicted_;
+      } else if (chilled == Chilled::kCopied) {
+        copied += bytes;
+        ++copies;
       }
       evicted->bytes += bytes;
       if (copies > 0 && (copies >= demote.count_max || copied >= demote.bytes_max)) break;

@@ -187,14 +187,16 @@ Outcome ChunkIndex::evict_disk(uint32_t number, uint64_t want, int64_t now, std:
     while (*bytes < want) {
       const uint32_t slot = cold_.victim(at, may_go_now, &looks);
       if (slot == kNone) break;
-      const Chunk &chunk = chunks_[slot];
-      for (uint32_t i = 0; i < chunk.shards; ++i) {
-        for (uint32_t r = 0; r < chunk.shard(i).replicas; ++r) {
-          const Place place = chunks_.place(chunk.shard(i), r);
-          if (place.segment == at) *bytes += segments_.bytes(place);
+      uint64_t its = 0;
+      for (uint32_t i = 0; i < chunks_[slot].shards; ++i) {
+        const Shard &shard = chunks_[slot].shard(i);
+        for (uint32_t r = 0; r < shard.replicas; ++r) {
+          const Place place = chunks_.place(shard, r);
+          if (place.segment == at) its += segments_.bytes(place);
         }
       }
-      give_up_chunk(slot, slots, keys);
+      if (!give_up_chunk(slot, slots, keys)) return slots->empty() ? Outcome::kNoMemory : Outcome::kOk;
+      *bytes += its;
     }
     return Outcome::kOk;
   });
@@ -274,19 +276,25 @@ Outcome ChunkIndex::spoilt(const uint8_t *ids, size_t count, std::string *slots,
       const uint32_t slot = move->slot;
       // Whoever writes it anew, or has another copy of it, loses nothing.
       if (!segments_.on_disk(move->from) || chunks_[slot].writes != 0) continue;
-      if (readable_in_memory(chunks_[slot].shard(move->shard)) == 0) give_up_chunk(slot, slots, keys);
+      if (readable_in_memory(chunks_[slot].shard(move->shard)) > 0) continue;
+      if (!give_up_chunk(slot, slots, keys)) return slots->empty() ? Outcome::kNoMemory : Outcome::kOk;
     }
     return Outcome::kOk;
   });
 }
 
-// It is gone, and the caller told. Throws std::bad_alloc, before anything has changed.
-void ChunkIndex::give_up_chunk(uint32_t slot, std::string *slots, std::string *keys) {
-  slots->reserve(slots->size() + 4);
-  keys->reserve(keys->size() + 4 + kHashBytes);
+// It is gone, and the caller told. False: there is no memory for that, and nothing has changed.
+bool ChunkIndex::give_up_chunk(uint32_t slot, std::string *slots, std::string *keys) {
+  try {
+    slots->reserve(slots->size() + 4);
+    keys->reserve(keys->size() + 4 + kHashBytes);
+  } catch (const std::bad_alloc &) {
+    return false;
+  }
   append_u32(slots, slot);
   append_key(keys, chunks_[slot]);
   detach(slot, true);
+  return true;
 }
 
 }  // namespace moonpool::index
