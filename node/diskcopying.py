@@ -265,8 +265,7 @@ class DiskCopier:
         finally:
             with self._changed:
                 job.touching -= 1
-                if job.over:
-                    self._changed.notify_all()
+                self._changed.notify_all()
         return True
 
     # ---------------------------------------------------------------- to the disk

@@ -74,10 +74,10 @@ def is_right(memory: Any, at: int, extent: Extent) -> bool:
     own = digest.to_bytes(_DIGEST_BYTES, "little")
     starts, lengths = _leaves(length)
     if len(starts) == 1:
-        return digest_batch(memory, payload, length) == own
+        return bool(digest_batch(memory, payload, length) == own)
     table = bytearray(_DIGEST_BYTES * len(starts))
     copy_batch(table, 0, memory, payload + length, len(table))
-    return combine_batch(table, 0, len(table)) == own and digest_batch(memory, payload + starts, lengths) == table
+    return bool(combine_batch(table, 0, len(table)) == own and digest_batch(memory, payload + starts, lengths) == table)
 
 
 @functools.lru_cache(maxsize=64)
