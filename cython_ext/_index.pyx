@@ -10,9 +10,10 @@ from libcpp.memory cimport unique_ptr
 from libcpp.string cimport string
 from libcpp.vector cimport vector
 
-from moonpool_index cimport (DemoteCall, Evicted, Hashes, IndexStats, MoveOutCall, MoveToCall, Native, Outcome, PromoteCall, SegmentStats, StartCall,
-                             kEpochMax, kExtentBytes, kHashBytes, kHeaderBytes, kLeafBytes, kMoveBytes, kNone,
-                             kReplicasMax, kShardsMax, kUnit, kUnitsMax, its_extent_bytes, string_view)
+from moonpool_index cimport (DemoteCall, Evicted, Hashes, IndexStats, MoveOutCall, MoveToCall, Native, Outcome,
+                             PromoteCall, SegmentStats, StartCall, kEpochMax, kExtentBytes, kHashBytes, kHeaderBytes,
+                             kLeafBytes, kMoveBytes, kNone, kReplicasMax, kShardsMax, kUnit, kUnitsMax,
+                             its_extent_bytes, string_view)
 
 HASH_BYTES = kHashBytes
 EXTENT_BYTES = kExtentBytes
