@@ -48,6 +48,8 @@ class Copy:
         moves: their numbers in the index, n x u64.
         places: of each of them among the moves that `Copies.begin` was given.
         nbytes: of payload.
+        up: it reads a disk.
+        down: it writes a disk.
         slots: in the index, of the chunks that it has moved.
         deadline_ms: when the node should have answered.
         done: the outcome, for each OK or NOT_MOVED. It never fails.
@@ -62,6 +64,8 @@ class Copy:
     places: list[int]
     nbytes: int
     deadline_ms: int
+    up: bool = False
+    down: bool = False
     slots: bytes = b""
     done: asyncio.Future[bytes] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
@@ -86,7 +90,9 @@ class Copies:
 
     def room_at(self, segment: int) -> bool:
         """Whether the node of a segment may have one more copy, to read or to write."""
-        at_once = sum(segment in (copy.source, copy.target) for copy in self.under_way.values())
+        # Disks have bounds of their own, and are no reason for others to wait.
+        others = (copy for copy in self.under_way.values() if not (copy.up or copy.down))
+        at_once = sum(segment in (copy.source, copy.target) for copy in others)
         return at_once < self._core.settings.copies_at_once
 
     def crowded(self) -> list[int]:
@@ -135,6 +141,8 @@ class Copies:
             places=places,
             nbytes=sum(int.from_bytes(move[_LENGTH], "little") for move in its),
             deadline_ms=now_ms() + patience_ms,
+            up=self._core.segments.all[source].row.disk,
+            down=self._core.segments.all[target].row.disk,
         )
         self._waiting[copy.number] = self.under_way[copy.number] = copy
         if copy.stream is None:

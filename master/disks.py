@@ -55,15 +55,11 @@ class Disks:
         """Whether there is a disk, be its node there or not."""
         return self._core.segments.disks > 0
 
-    def _is_disk(self, number: int) -> bool:
-        segment = self._core.segments.all.get(number)
-        return segment is not None and segment.row.disk
-
     # ---------------------------------------------------------------- down
 
     def leaving_bytes(self) -> int:
         """Return how many bytes leave memory when the copies are done that are under way."""
-        return sum(copy.nbytes for copy in self._core.copies.under_way.values() if self._is_disk(copy.target))
+        return sum(copy.nbytes for copy in self._core.copies.under_way.values() if copy.down)
 
     def crowded(self) -> list[int]:
         """Return the disks that are written to as much as they may be, or whose nodes are not connected."""
@@ -165,7 +161,7 @@ class Disks:
         if now_ms() < core.held_until_ms:
             # Readers of an earlier start may still read what is free now. That takes longer than anybody wants to wait.
             return bytes([pb.NO_SPACE]) * (len(hashes) // HASH_BYTES), 0
-        loading = sum(copy.nbytes for copy in core.copies.under_way.values() if self._is_disk(copy.source))
+        loading = sum(copy.nbytes for copy in core.copies.under_way.values() if copy.up)
         while True:
             # In parts, so that who waits for the first of them does not wait for all.
             most = min(core.settings.copy_bytes, core.settings.load_bytes - loading)
