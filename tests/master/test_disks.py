@@ -194,7 +194,7 @@ def test_a_node_that_comes_back_takes_its_disk_over(pool: Pool) -> None:
 
 
 def test_a_disk_is_kept_without_its_node_for_a_while(start_master: Start, join: Join) -> None:
-    pool = Pool(start_master, join, disk_grace=1.5)
+    pool = Pool(start_master, join, disk_grace=3.0)
     cold = pool.cold(pool.fill())
     pool.node.goodbye()
     assert set(pool.client.exists(cold)) == {pb.NOT_FOUND}

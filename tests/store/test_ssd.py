@@ -34,13 +34,12 @@ def test_what_is_used_again_outlives_its_place_in_memory(cluster: LocalCluster) 
         assert on_disk(client) > 20
         assert client.exists(SPACE, hashes).all()
         assert client.match_prefix(SPACE, hashes) == 40
-        written = count(client, "demoted_items")
         there_again(client, hashes)
         assert count(client, "loaded_items") > 20
         assert count(client, "spoilt_items") == 0
         # Its copy is still there, so it leaves memory again without being written.
         assert eventually(lambda: count(client, "shed_items") > 0, 30)
-        assert count(client, "demoted_items") - written < 15
+        assert count(client, "demoted_items") <= 40, "each is written once"
         memory, disk = sorted(client.segments(), key=lambda one: one.medium)
         assert (memory.medium, disk.medium, disk.region, disk.state) == (pb.DRAM, pb.DISK, "", pb.ACTIVE)
         assert disk.used_bytes % BLOCK == 0
