@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every call goes through: proof of the secret, parsing, the handler, metrics, errors as gRPC has them."""
+"""What every call goes through: the secret, whether this master leads, parsing, metrics, errors as gRPC has them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import contextlib
 import inspect
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
@@ -15,9 +16,17 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from moonpool.errors import MoonpoolError
-from moonpool.master.errors import InvalidRequestError, LimitError, RemoteError
+from moonpool.master.errors import (
+    InvalidRequestError,
+    LimitError,
+    MasterClosedError,
+    NotLeaderError,
+    RemoteError,
+    StoreUnavailableError,
+)
 from moonpool.master.metrics import Metrics
 from moonpool.master.packed import HASH_BYTES
+from moonpool.master.store import MetadataStore
 from moonpool.proto import auth
 from moonpool.proto import pool_pb2 as pb
 from moonpool.proto.errors import status_of, trailer_of
@@ -34,70 +43,114 @@ def methods() -> list[str]:
     return [rpc.name for rpc in _RPCS]
 
 
-class Calls:
-    """Makes gRPC handlers out of functions from request to reply.
+@dataclass
+class Duty:
+    """A time in which this master leads.
 
-    Args:
-        metrics: counts them.
-        verifier: checks the proof of every call; None: there is no secret.
+    Attributes:
+        metrics: of it.
+        store: which it has open.
+        methods: name of a call -> what carries it out, and whether that has to be awaited.
+        over: whether it is over.
     """
 
-    def __init__(self, metrics: Metrics, verifier: auth.Verifier | None) -> None:
-        self._metrics = metrics
-        self._verifier = verifier
+    metrics: Metrics
+    store: MetadataStore
+    methods: dict[str, tuple[Callable[[Any], Any], bool]]
+    over: bool = False
 
-    def handlers(self, objects: list[object]) -> grpc.GenericRpcHandler:
-        """Return the handlers of the whole service, from objects with a method for each call."""
+
+class Calls:
+    """Makes gRPC handlers out of functions from request to reply, while this master leads.
+
+    Args:
+        verifier: checks the proof of every call; None: there is no secret.
+
+    Attributes:
+        leader: address of the master that leads while this one does not, as far as it is known.
+    """
+
+    def __init__(self, verifier: auth.Verifier | None) -> None:
+        self._verifier = verifier
+        self._duty: Duty | None = None
+        self.leader = ""
+
+    def lead(self, objects: list[object], metrics: Metrics, store: MetadataStore) -> None:
+        """Carry out calls from now on.
+
+        Args:
+            objects: with a method for each call of the service.
+            metrics: counts them.
+            store: a reply is given only while nobody else can have it open.
+        """
+        found = {rpc.name: next(filter(None, (getattr(one, rpc.name, None) for one in objects))) for rpc in _RPCS}
+        waits = {name: inspect.iscoroutinefunction(handler) for name, handler in found.items()}
+        self._duty = Duty(metrics, store, {name: (handler, waits[name]) for name, handler in found.items()})
+        self.leader = ""
+
+    def follow(self) -> None:
+        """Carry out nothing from now on, and answer nothing more of what is under way."""
+        if self._duty is not None:
+            self._duty.over = True
+        self._duty = None
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """Return the handlers of the whole service."""
         made = {}
         for rpc in _RPCS:
-            handler = next(found for one in objects if (found := getattr(one, rpc.name, None)) is not None)
             request_type = getattr(pb, rpc.input_type.name)
             if rpc.server_streaming:
-                made[rpc.name] = self._stream(rpc.name, handler, request_type, rpc.client_streaming)
+                made[rpc.name] = self._stream(rpc.name, request_type, rpc.client_streaming)
             else:
-                made[rpc.name] = self._unary(rpc.name, handler, request_type)
+                made[rpc.name] = self._unary(rpc.name, request_type)
         return grpc.method_handlers_generic_handler(SERVICE, made)
 
-    def _unary(
-        self, name: str, handler: Callable[[Any], Any], request_type: type[Message]
-    ) -> grpc.RpcMethodHandler[Any, Any]:
-        path, called = f"/{SERVICE}/{name}", self._metrics.called
-        waits = inspect.iscoroutinefunction(handler)
+    def _unary(self, name: str, request_type: type[Message]) -> grpc.RpcMethodHandler[Any, Any]:
+        path = f"/{SERVICE}/{name}"
 
         async def call(data: bytes, context: Any) -> bytes | None:
-            began = time.perf_counter()
+            began, duty = time.monotonic(), self._duty
             try:
                 self._admit(path, context)
+                if duty is None:
+                    raise self._not_leading()
+                handler, waits = duty.methods[name]
                 request = _parse(request_type, data)
                 reply = await handler(request) if waits else handler(request)
                 serialised: bytes = reply.SerializeToString()
+                ended = time.monotonic()
+                if duty.over or ended >= duty.store.valid_until:
+                    raise self._not_leading()
             except Exception as error:  # noqa: BLE001  # whatever it is, the caller gets an answer
-                await self._refuse(name, error, context)
+                await self._refuse(name, error, duty, context)
                 return None
-            called(name, time.perf_counter() - began, len(getattr(request, "hashes", b"")) // HASH_BYTES)
+            duty.metrics.called(name, ended - began, len(getattr(request, "hashes", b"")) // HASH_BYTES)
             return serialised
 
         # Requests are parsed here, since gRPC answers what it cannot parse with a traceback in the log.
         return grpc.unary_unary_rpc_method_handler(call, None, None)
 
-    def _stream(
-        self, name: str, handler: Callable[..., AsyncGenerator[Message, None]], request_type: type[Message], both: bool
-    ) -> grpc.RpcMethodHandler[Any, Any]:
+    def _stream(self, name: str, request_type: type[Message], both: bool) -> grpc.RpcMethodHandler[Any, Any]:
         path = f"/{SERVICE}/{name}"
 
         async def call(data: Any, context: Any) -> None:
-            began = time.perf_counter()
+            began, duty = time.monotonic(), self._duty
             try:
                 self._admit(path, context)
+                if duty is None:
+                    raise self._not_leading()
+                handler, _ = duty.methods[name]
                 request = _parse_each(request_type, data) if both else _parse(request_type, data)
                 # Closed here and now, not when it is collected: a stream that ends lets go of its session.
                 async with contextlib.aclosing(handler(request)) as replies:
                     async for reply in replies:
+                        if duty.over or time.monotonic() >= duty.store.valid_until:
+                            raise self._not_leading()
                         await context.write(reply.SerializeToString())
             except Exception as error:  # noqa: BLE001  # whatever it is, the caller gets an answer
-                await self._refuse(name, error, context)
+                await self._refuse(name, error, duty, context)
                 return
-            self._metrics.called(name, time.perf_counter() - began, 0)
+            duty.metrics.called(name, time.monotonic() - began, 0)
 
         make = grpc.stream_stream_rpc_method_handler if both else grpc.unary_stream_rpc_method_handler
         return make(call, None, None)
@@ -108,9 +161,22 @@ class Calls:
         found = next((value for key, value in context.invocation_metadata() or () if key == auth.METADATA), None)
         self._verifier.check(path, found)
 
-    async def _refuse(self, name: str, error: Exception, context: Any) -> None:
+    def _not_leading(self) -> NotLeaderError:
+        error = NotLeaderError(
+            "this master does not lead",
+            cause=f"{self.leader} does" if self.leader else "it is starting, or waits for its turn",
+            retryable=True,
+            hint="every master of the cluster in the setting master, with commas between them",
+        )
+        error.leader = self.leader
+        return error
+
+    async def _refuse(self, name: str, error: Exception, duty: Duty | None, context: Any) -> None:
         if isinstance(error, grpc.aio.AbortError):
             raise error
+        if duty is not None and duty.over and isinstance(error, (StoreUnavailableError, MasterClosedError)):
+            # What it met is that its time is over; the next leader knows what became of the call.
+            error = self._not_leading()
         if isinstance(error, (ValueError, TypeError)) and not isinstance(error, MoonpoolError):
             # The index checks what it is given, and says so with these.
             error = InvalidRequestError(f"{name} makes no sense", cause=str(error))
@@ -119,7 +185,8 @@ class Calls:
         if not isinstance(error, MoonpoolError):
             _log.error("%s failed", name, exc_info=error)
             error = RemoteError(f"{name} failed", cause=f"{type(error).__name__}: {error}", hint="the master's log")
-        self._metrics.refused(name, error.code)
+        if duty is not None:
+            duty.metrics.refused(name, error.code)
         await context.abort(status_of(error), str(error)[:1000], trailer_of(error))
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import uvloop
 
 from moonpool.cli import check_descriptor
 from moonpool.errors import ConfigError
@@ -69,7 +70,7 @@ def master(*, config: Path | None, ready_fd: int | None, verbose: bool, secret: 
         given["secret"] = secret
     if ready_fd is not None:
         check_descriptor(ready_fd)
-    asyncio.run(_serve(MasterSettings.load(given, file=config), ready_fd))
+    uvloop.run(_serve(MasterSettings.load(given, file=config), ready_fd))
 
 
 async def _serve(settings: MasterSettings, ready_fd: int | None) -> None:
@@ -97,7 +98,8 @@ async def _serve(settings: MasterSettings, ready_fd: int | None) -> None:
 
 def _tell(server: MasterServer, ready_fd: int | None) -> None:
     pages = f", status on http://{server.http_address}/status" if server.http_address else ""
-    click.echo(f"moonpool master: serving on {server.address}{pages}")
+    doing = "serving" if server.role.core is not None else f"waiting ({server.role.leader or 'another one'} leads)"
+    click.echo(f"moonpool master: {doing} on {server.address}{pages}")
     if ready_fd is not None:
         try:
             with os.fdopen(ready_fd, "w", encoding="ascii") as ready:

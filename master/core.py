@@ -411,6 +411,15 @@ class Core:
             for segment in self.segments.all.values()
         )
 
+    def say_goodbye(self) -> None:
+        """End streams, and have what waits give up."""
+        self.closing.set()
+        self.events.wake()
+        self.freed()
+        for session in self.sessions.alive.values():
+            if session.outbox is not None:
+                session.outbox.close()
+
     async def close(self) -> None:
         """Finish what was begun."""
         self.closing.set()

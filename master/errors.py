@@ -9,6 +9,7 @@ from moonpool.proto.errors import (
     InvalidRequestError,
     LimitError,
     MasterClosedError,
+    NotLeaderError,
     RemoteError,
     SegmentLostError,
     SegmentUnknownError,
@@ -23,6 +24,7 @@ __all__ = [
     "LimitError",
     "ListenError",
     "MasterClosedError",
+    "NotLeaderError",
     "RemoteError",
     "SegmentLostError",
     "SegmentUnknownError",
@@ -51,6 +53,9 @@ class StoreBusyError(MoonpoolError, BlockingIOError):
     """Another process has the metadata store open."""
 
     default_code = "STORE_BUSY"
+
+    #: Address of the master that has it open, as far as it is known.
+    leader: str = ""
 
 
 class StoreDamagedError(MoonpoolError, OSError):

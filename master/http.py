@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/healthz, /metrics and /status over HTTP: three pages, read-only, one request for each connection."""
+"""/healthz, /leader, /metrics and /status over HTTP: four pages, read-only, one request for each connection."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import logging
 from typing import Final
 
 from moonpool.address import Address, parse_address
-from moonpool.master.core import Core
 from moonpool.master.errors import ListenError
-from moonpool.master.overview import gauges, health, status
+from moonpool.master.role import Role
 
 __all__ = ["StatusPages"]
 
@@ -27,8 +26,8 @@ _HEADERS_MAX: Final = 100
 class StatusPages:
     """Serves the pages of a master."""
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
+    def __init__(self, role: Role) -> None:
+        self._role = role
         self._server: asyncio.Server | None = None
         #: In the order in which they came.
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
@@ -91,6 +90,8 @@ class StatusPages:
             if (await reader.readline()).strip() == b"":
                 break
         self._silent.pop(task, None)
+        if writer.is_closing():  # it had to make room for another
+            return
         code, kind, text = self._page(words[0], words[1].partition("?")[0]) if len(words) == 3 else _NO_REQUEST
         body = text.encode()
         head = f"HTTP/1.1 {code}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
@@ -101,15 +102,17 @@ class StatusPages:
         if method not in ("GET", "HEAD"):
             return "405 Method Not Allowed", _PLAIN, "only GET\n"
         if path == "/healthz":
-            wrong = health(self._core)
-            return ("503 Service Unavailable" if wrong else "200 OK"), _PLAIN, "\n".join(wrong or ["ok"]) + "\n"
+            wrong = self._role.wrong()
+            return (_UNAVAILABLE if wrong else "200 OK"), _PLAIN, "\n".join(wrong or ["ok"]) + "\n"
+        if path == "/leader":
+            return ("200 OK" if self._role.core is not None else _UNAVAILABLE), _PLAIN, self._role.said() + "\n"
         if path == "/metrics":
-            text = self._core.metrics.render(gauges(self._core))
-            return "200 OK", "text/plain; version=0.0.4; charset=utf-8", text
+            return "200 OK", "text/plain; version=0.0.4; charset=utf-8", self._role.metrics()
         if path == "/status":
-            return "200 OK", "application/json", json.dumps(status(self._core)) + "\n"
-        return "404 Not Found", _PLAIN, "there are /healthz, /metrics and /status\n"
+            return "200 OK", "application/json", json.dumps(self._role.status()) + "\n"
+        return "404 Not Found", _PLAIN, "there are /healthz, /leader, /metrics and /status\n"
 
 
 _PLAIN: Final = "text/plain; charset=utf-8"
+_UNAVAILABLE: Final = "503 Service Unavailable"
 _NO_REQUEST: Final = ("400 Bad Request", _PLAIN, "this is no request\n")

@@ -4,26 +4,32 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import socket
 import threading
+import time
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc.aio
+import uvloop
 
 from moonpool.address import Address, parse_address
+from moonpool.errors import MoonpoolError
 from moonpool.master.calls import Calls, methods
 from moonpool.master.chunks import ChunkCalls
 from moonpool.master.core import Core
-from moonpool.master.errors import ListenError, StartError
+from moonpool.master.errors import ListenError, StartError, StoreBusyError
 from moonpool.master.http import StatusPages
 from moonpool.master.loops import start_loops
 from moonpool.master.membership import MembershipCalls
 from moonpool.master.move_calls import MoveCalls
 from moonpool.master.overview import OverviewCalls
+from moonpool.master.role import Role
 from moonpool.master.settings import MasterOptions, MasterSettings
-from moonpool.master.store import MetadataStore, open_store
+from moonpool.master.store import Identity, MetadataStore, open_store
 from moonpool.proto.auth import Verifier
 from moonpool.proto.tls import Tls
 
@@ -35,6 +41,12 @@ __all__ = ["Master", "MasterServer"]
 _log = logging.getLogger("moonpool.master")
 # Calls that are under way when it is stopped have so long.
 _GRACE_S: Final = 2.0
+# How long a master that waits for its turn goes without a look at whether it is stopped, and one that leads without a
+# look at whether it still does. Replies are refused from the moment on in which it does not.
+_TURN_S: Final = 1.0
+_LOOK_S: Final = 0.25
+# Before it tries again, when it was its turn and it could not lead.
+_AGAIN_S: Final = 1.0
 _START_S: Final = 600.0
 _STOP_S: Final = 60.0
 # Calls at once, beside the stream of each session and the one that follows it.
@@ -47,36 +59,44 @@ _BYTES_PER_MESSAGE: Final = 64 << 10
 class MasterServer:
     """A master within a running event loop. `Master` is one with a loop of its own.
 
+    With a store that several masters share it leads when it is its turn, and waits otherwise. Callers are told then who
+    leads.
+
     Args:
         settings: checked.
 
     Attributes:
         address: where it serves, once started.
         http_address: of the status pages; "" without any.
-        core: its state.
+        role: whether it leads.
     """
 
     def __init__(self, settings: MasterSettings) -> None:
         self.settings = settings
         self.address = ""
         self.http_address = ""
-        self._store: MetadataStore | None = None
+        self.role = Role()
+        self._calls = Calls(None if settings.secret is None else Verifier(settings.secret))
         self._server: grpc.aio.Server | None = None
         self._pages: StatusPages | None = None
-        self._core: Core | None = None
+        self._store: MetadataStore | None = None
+        self._settled = asyncio.Event()
+        self._closing = asyncio.Event()
+        self._turns: asyncio.Task[None] | None = None
 
     @property
     def core(self) -> Core:
-        """Its state, once started."""
-        assert self._core is not None, "start() comes first"
-        return self._core
+        """Its state, while it leads."""
+        assert self.role.core is not None, "it does not lead"
+        return self.role.core
 
     async def start(self) -> None:
-        """Open the store, take what is in it, and serve.
+        """Listen, take what is in the store, and serve; or wait for a turn, if another master has a shared store.
 
         Raises:
+            ConfigError: there is no such kind of store.
             ListenError: an address cannot be listened on.
-            StoreBusyError: another process has the store open.
+            StoreBusyError: another process has a store open that is not shared.
             StoreDamagedError: the store cannot be read.
             StoreUnavailableError: the store cannot be made or written.
         """
@@ -89,41 +109,113 @@ class MasterServer:
     async def _start(self) -> None:
         settings = self.settings
         self._store = open_store(settings.store)
-        identity = await asyncio.to_thread(self._store.open)
-        self._core = core = Core(settings, self._store, identity, methods())
-        await asyncio.to_thread(core.restore)
         self._server = server = grpc.aio.server(
             options=_options(settings), maximum_concurrent_rpcs=_CALLS_MAX + 2 * settings.sessions_max
         )
-        verifier = None if settings.secret is None else Verifier(settings.secret)
-        parts: list[object] = [ChunkCalls(core), MoveCalls(core), MembershipCalls(core), OverviewCalls(core)]
-        server.add_generic_rpc_handlers((Calls(core.metrics, verifier).handlers(parts),))
+        server.add_generic_rpc_handlers((self._calls.handlers(),))
         self.address = _bind(server, settings)
-        start_loops(core)
         if settings.http is not None:
-            self._pages = StatusPages(core)
+            self._pages = StatusPages(self.role)
             self.http_address = await self._pages.start(settings.http)
         await server.start()
-        _log.info("serving on %s, epoch %d, %d chunks", self.address, identity.epoch, core.restored_chunks)
+        self._turns = asyncio.ensure_future(self._take_turns())
+        settled = asyncio.ensure_future(self._settled.wait())
+        try:
+            await asyncio.wait((self._turns, settled), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            settled.cancel()
+        if self._turns.done():
+            await self._turns
 
     async def stop(self, grace: float = _GRACE_S) -> None:
-        """Finish the calls that are under way, end streams, close the store.
+        """Finish the calls that are under way, end streams, close the store: the next master may lead.
 
         Args:
             grace: seconds that calls have.
         """
-        if self._core is not None:
-            self._core.closing.set()
-            self._core.events.wake()
-            self._core.freed()
+        if self.role.core is not None:
+            self.role.core.say_goodbye()
         if self._server is not None:
             await self._server.stop(grace)
-        if self._core is not None:
-            await self._core.close()
+        self._closing.set()
+        if self._turns is not None:
+            await asyncio.wait((self._turns,))
         if self._pages is not None:
             await self._pages.close()
         if self._store is not None:
             await asyncio.to_thread(self._store.close)
+
+    # ---------------------------------------------------------------- turns
+
+    async def _take_turns(self) -> None:
+        """Lead whenever it is this master's turn, until it is stopped."""
+        assert self._store is not None
+        while not self._closing.is_set():
+            try:
+                await self._lead(self._store)
+            except (OSError, MoonpoolError) as error:
+                if not self._settled.is_set():
+                    raise
+                # Somebody else may lead meanwhile, so this one stays, and says what is wrong with it.
+                self.role.trouble = str(error)
+                _log.error("this master cannot lead: %s", error)
+                with contextlib.suppress(TimeoutError, asyncio.TimeoutError):  # two classes before Python 3.11
+                    await asyncio.wait_for(self._closing.wait(), _AGAIN_S)
+            finally:
+                await asyncio.to_thread(self._store.close)
+            if not self._store.shared:
+                return
+            self._store = open_store(self.settings.store)
+
+    async def _lead(self, store: MetadataStore) -> None:
+        """Wait for a turn, and lead until it is over."""
+        identity = await self._elected(store)
+        if identity is None:
+            return
+        core = Core(self.settings, store, identity, methods())
+        await asyncio.to_thread(core.restore)
+        parts: list[object] = [ChunkCalls(core), MoveCalls(core), MembershipCalls(core), OverviewCalls(core)]
+        start_loops(core)
+        role = self.role
+        role.core, role.waits, role.leader, role.trouble, role.turns = core, False, "", "", role.turns + 1
+        self._calls.lead(parts, core.metrics, store)
+        self._settled.set()
+        _log.info("serving on %s, epoch %d, %d chunks", self.address, identity.epoch, core.restored_chunks)
+        try:
+            await self._until_over(store)
+        finally:
+            self._calls.follow()
+            role.core = None
+            core.say_goodbye()
+            await core.close()
+
+    async def _elected(self, store: MetadataStore) -> Identity | None:
+        """Return when the store is this master's. None: it is being stopped."""
+        while not self._closing.is_set():
+            try:
+                return await asyncio.to_thread(store.open, self._advertised())
+            except StoreBusyError as error:
+                if not store.shared:
+                    raise
+                self.role.waits, self.role.leader = True, error.leader
+                self._calls.leader = error.leader
+                self._settled.set()
+            await asyncio.to_thread(store.wait_for_turn, _TURN_S)
+        return None
+
+    async def _until_over(self, store: MetadataStore) -> None:
+        while not self._closing.is_set() and (left := store.valid_until - time.monotonic()) > 0:
+            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):  # two classes before Python 3.11
+                await asyncio.wait_for(self._closing.wait(), min(left, _LOOK_S) if store.shared else None)
+        if not self._closing.is_set():
+            _log.error("this master leads no longer: the store was not kept")
+
+    def _advertised(self) -> str:
+        own = parse_address(self.address)
+        if self.settings.advertise is not None:
+            given = parse_address(self.settings.advertise)
+            return str(given if given.port else Address(given.host, own.port))
+        return str(Address(socket.gethostname(), own.port)) if own.host in ("0.0.0.0", "::") else self.address
 
 
 def _options(settings: MasterSettings) -> list[tuple[str, Any]]:
@@ -196,7 +288,7 @@ class Master:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._serve())
+            uvloop.run(self._serve())
         except BaseException as error:  # noqa: BLE001  # it ends the thread: whoever waits for it is told
             if self._started.done():
                 _log.exception("the master ended")

@@ -26,6 +26,7 @@ class MasterOptions(TypedDict, total=False):
     """The keyword arguments of `Master`, for type checkers. `MasterSettings` says what each one means."""
 
     listen: str
+    advertise: str | None
     http: str | None
     secret: bytes | str | None
     insecure: bool
@@ -71,6 +72,11 @@ class MasterSettings:
     """
 
     listen: str = setting("127.0.0.1:7600", "Address for nodes and clients. Port 0 picks a free one.")
+    advertise: str | None = setting(
+        None,
+        "Address by which nodes and clients reach this master, when it is not the one it listens on: masters that wait "
+        "for their turn name it to them. None: the one it listens on, and with 0.0.0.0 or [::] the name of the host.",
+    )
     http: str | None = setting(
         "127.0.0.1:7601",
         "Address for /healthz, /metrics and /status over HTTP, which anybody may ask who can reach it. None serves "
@@ -239,7 +245,7 @@ class MasterSettings:
 
         Raises:
             ConfigError: an unknown name, a wrong type or unit, an impossible value, or values that do not go together.
-            AddressError: `listen` or `http` is not an address.
+            AddressError: `listen`, `advertise` or `http` is not an address.
         """
         settings = load(cls, "master", arguments, file=file, environ=environ)
         settings.check()
@@ -250,11 +256,12 @@ class MasterSettings:
 
         Raises:
             ConfigError: they do not.
-            AddressError: `listen` or `http` is not an address.
+            AddressError: `listen`, `advertise` or `http` is not an address.
         """
         address = parse_address(self.listen)
-        if self.http is not None:
-            parse_address(self.http)
+        for other in (self.advertise, self.http):
+            if other is not None:
+                parse_address(other)
         if self.secret is not None and not self.secret:
             raise ConfigError("secret is empty", hint="the cluster's secret, or no secret at all")
         tls = Tls.of(self)

@@ -9,7 +9,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-from moonpool.address import Address, parse_address
+from moonpool.address import Address, parse_address, parse_addresses
 from moonpool.errors import MoonpoolError
 from moonpool.node.copying import Answer, Copier
 from moonpool.node.disk import Disk
@@ -160,7 +160,7 @@ def _advertised(settings: NodeSettings, listening: str) -> str:
     own = parse_address(listening)
     if own.host not in ("0.0.0.0", "::"):
         return listening
-    master = parse_address(settings.master)
+    master = parse_addresses(settings.master)[0]
     # Nothing is sent: connecting a datagram socket only looks up the way.
     family, kind, protocol, _, target = socket.getaddrinfo(master.host, master.port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:

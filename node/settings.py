@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from moonpool.address import parse_address
+from moonpool.address import parse_address, parse_addresses
 from moonpool.node.slab import SlabPlace
 from moonpool.proto.tls import Tls
 from moonpool.settings import load, setting
@@ -24,7 +24,7 @@ class NodeSettings:
     table ``[node]`` of the TOML file that ``MOONPOOL_CONFIG`` names, else the default.
     """
 
-    master: str = setting("127.0.0.1:7600", "Address of the master.")
+    master: str = setting("127.0.0.1:7600", "Address of the master, or of several with commas between them.")
     dram: int = setting(
         8 << 30,
         "Memory that this node lends to the pool: no more than the host has.",
@@ -88,7 +88,8 @@ class NodeSettings:
             AddressError: one of the addresses is none.
         """
         settings = load(cls, "node", arguments, file=file, environ=environ)
-        for address in (settings.master, settings.listen, settings.advertise):
+        parse_addresses(settings.master)
+        for address in (settings.listen, settings.advertise):
             if address is not None:
                 parse_address(address)
         Tls.of(settings)

@@ -24,6 +24,7 @@ __all__ = [
     "LimitError",
     "MasterClosedError",
     "MasterUnavailableError",
+    "NotLeaderError",
     "RemoteError",
     "SegmentLostError",
     "SegmentUnknownError",
@@ -112,6 +113,15 @@ class MasterUnavailableError(RemoteError, ConnectionError):
     default_code = "UNAVAILABLE"
 
 
+class NotLeaderError(MasterUnavailableError):
+    """The master that was asked waits for its turn: another one leads. It has done nothing."""
+
+    default_code = "NOT_LEADER"
+
+    #: Address of the one that leads, as far as it is known; empty otherwise.
+    leader: str = ""
+
+
 class TlsError(RemoteError, ConnectionError):
     """Caller and master do not agree on TLS: only one has certificates, or one does not accept the other's."""
 
@@ -135,6 +145,7 @@ _SENT: Final[dict[type[RemoteError], grpc.StatusCode]] = {
     StoreUnavailableError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     UnsupportedError: grpc.StatusCode.UNIMPLEMENTED,
     MasterClosedError: grpc.StatusCode.UNAVAILABLE,
+    NotLeaderError: grpc.StatusCode.UNAVAILABLE,
     RemoteError: grpc.StatusCode.INTERNAL,
 }
 _BY_CODE: Final[dict[str, type[RemoteError]]] = {cls.default_code: cls for cls in _SENT}
@@ -156,6 +167,7 @@ def trailer_of(error: MoonpoolError) -> tuple[tuple[str, bytes], ...]:
         hint=error.hint[:_TEXT_MAX],
         retryable=error.retryable,
         retry_after_ms=getattr(error, "retry_after_ms", 0),
+        leader=getattr(error, "leader", ""),
     )
     return ((TRAILER, detail.SerializeToString()),)
 
@@ -182,6 +194,8 @@ def from_rpc_error(error: grpc.RpcError, attempted: str, master: str) -> RemoteE
             retryable=detail.retryable,
         )
         made.retry_after_ms = detail.retry_after_ms
+        if isinstance(made, NotLeaderError):
+            made.leader = detail.leader
         return made
     if code is grpc.StatusCode.UNAVAILABLE:
         return MasterUnavailableError(

@@ -17,7 +17,7 @@ import grpc
 from moonpool.errors import MoonpoolError
 from moonpool.proto import pool_pb2 as pb
 from moonpool.proto.errors import AuthenticationError, MasterUnavailableError, TlsError, from_rpc_error
-from moonpool.store_client.rpc import MasterLink
+from moonpool.store_client.rpc import MasterLink, leader_of
 
 __all__ = ["Session"]
 
@@ -149,15 +149,17 @@ class Session:
     def _run(self) -> None:
         delay = _BACKOFF_FIRST
         while not self._closing.is_set():
-            welcomes = self.opened
+            welcomes, stub = self.opened, self._link.stub
             try:
-                self._stream()
+                self._stream(stub)
                 self._failure = "the master ended the stream"
             except grpc.RpcError as error:
                 self._refusal = from_rpc_error(error, "the session could not be kept open", self._link.address)
                 if isinstance(self._refusal, MasterUnavailableError) and not self.opened:
                     self._refusal = self._link.why_not() or self._refusal
                 self._failure = str(self._refusal)
+                if not isinstance(self._refusal, (AuthenticationError, TlsError)):
+                    self._link.turn_from(stub, leader_of(self._refusal))
             except Exception as error:  # noqa: BLE001 - whatever the owner's callback met, the session goes on
                 self._failure = f"{type(error).__name__}: {error}"
                 _log.warning("session with %s: %s", self._link.address, self._failure)
@@ -168,7 +170,7 @@ class Session:
             delay = _BACKOFF_FIRST if self.opened != welcomes else min(2 * delay, _BACKOFF_LAST)
             self._closing.wait(delay * random.uniform(0.5, 1.0))
 
-    def _stream(self) -> None:
+    def _stream(self, stub: Any) -> None:
         outbox: queue.SimpleQueue[pb.HeartbeatRequest | None] = queue.SimpleQueue()
         with self._lock:
             hello = pb.Hello()
@@ -182,7 +184,7 @@ class Session:
         if self._closing.is_set():  # close() may have put its goodbye into the queue before this one
             return
         self._heard = time.monotonic()
-        replies = self._link.stub.Heartbeat(self._requests(outbox))
+        replies = stub.Heartbeat(self._requests(outbox))
         self._call = replies
         try:
             for reply in replies:
@@ -213,7 +215,9 @@ class Session:
         kind = reply.WhichOneof("kind")
         if kind == "welcome":
             self._interval = max(0.01, reply.welcome.interval_ms / 1000)
-            self._timeout = max(3 * self._interval, reply.welcome.session_timeout_ms / 1000)
+            # Where others may lead meanwhile, a master that is silent is not waited for.
+            patience = 0.0 if self._link.several else reply.welcome.session_timeout_ms / 1000
+            self._timeout = max(3 * self._interval, patience)
             with self._lock:
                 lost = self._pins.keys() & set(reply.welcome.lost_pins)
                 self._lost_pins |= lost

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from moonpool.address import parse_address
+from moonpool.address import parse_addresses
 from moonpool.proto.tls import Tls
 from moonpool.settings import load, setting
 
@@ -25,7 +25,7 @@ class StoreClientSettings:
     the table ``[store_client]`` of the TOML file that ``MOONPOOL_CONFIG`` names, else the default.
     """
 
-    master: str = setting("127.0.0.1:7600", "Address of the master.")
+    master: str = setting("127.0.0.1:7600", "Address of the master, or of several with commas between them.")
     name: str = setting("client", "What the master and the nodes call this client, for people.")
     secret: bytes | None = setting(
         None, "Cluster secret, the same for master, nodes and clients. It never crosses the wire.", secret=True
@@ -132,6 +132,6 @@ class StoreClientSettings:
             AddressError: `master` is no address.
         """
         settings = load(cls, "store_client", arguments, file=file, environ=environ)
-        parse_address(settings.master)
+        parse_addresses(settings.master)
         Tls.of(settings)
         return settings

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from moonpool.errors import AddressError
 
-__all__ = ["Address", "parse_address"]
+__all__ = ["Address", "parse_address", "parse_addresses"]
 
 _LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?")
@@ -71,6 +71,15 @@ def parse_address(text: str) -> Address:
     if not _is_host(host):
         raise AddressError(f"{text!r}: {host!r} is neither an IPv4 address nor a host name", hint="'decode-0:7700'")
     return Address(host, _port(text, port))
+
+
+def parse_addresses(text: str) -> list[Address]:
+    """Parse ``host:port``, or several with commas between them. None is named twice.
+
+    Raises:
+        AddressError: one of them is not an address, or there is none.
+    """
+    return list(dict.fromkeys(parse_address(one.strip()) for one in text.split(",")))
 
 
 def _port(text: str, port: str) -> int:

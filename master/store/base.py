@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 __all__ = ["EPOCH_MAX", "Identity", "MetadataStore", "SegmentRow", "Writer"]
 
@@ -78,18 +79,33 @@ class MetadataStore(ABC):
 
     Everything that changes it returns a future, which is done when the change is durable, or has failed with
     `StoreUnavailableError` and has changed nothing. Changes are carried out in the order in which they were asked for.
-    Thread-safe, but for `open` and `close`, which are called once each, by one thread.
+    Thread-safe, but for `open`, `wait_for_turn` and `close`, which are called by one thread at a time.
     """
 
+    #: Whether several masters may be up for it, of which one has it open. The others wait for their turn.
+    shared: ClassVar[bool] = False
+
     @abstractmethod
-    def open(self) -> Identity:
-        """Open it, or make it.
+    def open(self, address: str = "") -> Identity:
+        """Open it, or make it. Once, but for a shared one that was busy.
+
+        Args:
+            address: of this master, for those that wait for it to end.
 
         Raises:
-            StoreBusyError: another process has it open.
+            StoreBusyError: another process has it open. A shared one may be opened again after `wait_for_turn`.
             StoreDamagedError: it cannot be read.
             StoreUnavailableError: it cannot be made or written.
         """
+
+    def wait_for_turn(self, seconds: float) -> None:
+        """Of a shared one that was busy: follow what it holds, until it may be free, or for so long."""
+        raise NotImplementedError(f"{type(self).__name__} is not shared")
+
+    @property
+    def valid_until(self) -> float:
+        """Until when nobody else can have it open, of `time.monotonic`. Moves on by itself while it can be kept."""
+        return math.inf
 
     @abstractmethod
     def segments(self) -> list[SegmentRow]:

@@ -61,8 +61,9 @@ class EmbeddedStore(MetadataStore):
         self._last_segment = 0
         self._rows = Rows()
 
-    def open(self) -> Identity:
+    def open(self, address: str = "") -> Identity:
         """Open the file, or make it."""
+        del address
         self._database = self._attempt("open", self._connect)
         try:
             identity = self._attempt("open", self._enter)

@@ -40,8 +40,9 @@ class MemoryStore(MetadataStore):
         self._counts = {"writes": 0, "deletes": 0, "transactions": 0, "failures": 0, "waiting": 0}
         self._open = False
 
-    def open(self) -> Identity:
+    def open(self, address: str = "") -> Identity:
         """Open it, also after `close`."""
+        del address
         self._epoch += 1
         self._open = True
         return Identity(self._cluster_id, self._epoch)
