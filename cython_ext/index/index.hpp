@@ -59,6 +59,7 @@ enum class ItemStatus : uint8_t {
   kInvalid,
   kInUse,
   kNotMoved,
+  kSpoilt,
   kLoading,
 };
 

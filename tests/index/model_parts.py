@@ -23,7 +23,8 @@ class Status(IntEnum):
     INVALID = 9
     IN_USE = 10
     NOT_MOVED = 11
-    LOADING = 12
+    SPOILT = 12
+    LOADING = 13
 
 
 @dataclass(frozen=True)
