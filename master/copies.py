@@ -204,9 +204,12 @@ class Copies:
                 found[good[place]] = pb.OK
         finally:
             moved = found.count(pb.OK)
-            core.metrics.counts["moved_items"] += moved
-            core.metrics.counts["moved_bytes"] += copy.nbytes * moved // len(found)
-            core.metrics.counts["not_moved_items"] += len(found) - moved
+            if copy.up or copy.down:
+                core.metrics.counts["disk_failed_items"] += len(found) - moved
+            else:
+                core.metrics.counts["moved_items"] += moved
+                core.metrics.counts["moved_bytes"] += copy.nbytes * moved // len(found)
+                core.metrics.counts["not_moved_items"] += len(found) - moved
             del self.under_way[copy.number]
             copy.done.set_result(bytes(found))
             self.changed.set()

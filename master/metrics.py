@@ -52,6 +52,7 @@ class Metrics:
             "loaded_items": 0,
             "loaded_bytes": 0,
             "spoilt_items": 0,
+            "disk_failed_items": 0,
             "disk_evicted_bytes": 0,
         }
 
