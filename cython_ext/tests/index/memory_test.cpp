@@ -169,6 +169,45 @@ class World {
     if (outcome == Outcome::kOk) keep_moves(moved);
     return outcome;
   }
+  // A disk below each segment, and all that is put was used twice.
+  void put_above_disks() {
+    for (uint32_t segment = 1; segment <= kSegments; ++segment) {
+      index->add_segment(10 + segment, kCapacity, segment, 0, 0, segment);
+    }
+    put(1);
+    locate(0);
+  }
+  Outcome demote() {
+    Evicted evicted;
+    const Outcome outcome = index->evict(UINT64_MAX, kNow, {1, 100, UINT64_MAX, {}}, &evicted);
+    slots = evicted.slots;
+    keep_moves(evicted.moves);
+    return outcome;
+  }
+  Outcome demote_more() {
+    std::string moved;
+    const Outcome outcome = index->demote_more(bytes(slots), slots.size() / 4, {1, 100, UINT64_MAX, {}}, &moved);
+    if (outcome == Outcome::kOk) keep_moves(moved);
+    return outcome;
+  }
+  // All of it is on disks only.
+  void press_down() {
+    put_above_disks();
+    demote();
+    for (uint32_t shard = 0; shard < kShards; ++shard) {
+      commit_moves();
+      publish_moves();
+      demote_more();
+    }
+  }
+  Outcome promote() {
+    std::string moved;
+    uint64_t no_room = 0;
+    const auto its = names(1);
+    const Outcome outcome = index->promote({{its.data(), kBatch, 1}, 0, 100, UINT64_MAX}, statuses, &moved, &no_room);
+    if (outcome == Outcome::kOk) keep_moves(moved);
+    return outcome;
+  }
   void keep_moves(const std::string &moved) {
     moves_count = moved.size() / kMoveBytes;
     for (size_t i = 0; i < moves_count; ++i) std::memcpy(&moves[i * 8], moved.data() + i * kMoveBytes, 8);
@@ -206,7 +245,9 @@ class World {
       index->reclaim(bytes(slots), slots.size() / 4, kLate, &freed);
     }
     // Chunks of which a shard is missing are found by nobody.
-    index->evict(UINT64_MAX, kLate, &gone, &more, &freed);
+    Evicted evicted;
+    index->evict(UINT64_MAX, kLate, {}, &evicted);
+    gone += evicted.slots;
     index->sweep(1000, &gone, &complete);
     index->reclaim(bytes(gone), gone.size() / 4, kLate, &freed);
     IndexStats stats{};
@@ -347,20 +388,20 @@ const Case kCases[] = {
      }},
     {"evict", [](World &world) { world.put(1); },
      [](World &world) {
-       std::string keys;
-       uint64_t freed = 0;
-       world.slots.clear();
-       return world.index->evict(UINT64_MAX, kNow, &world.slots, &keys, &freed);
+       Evicted evicted;
+       const Outcome outcome = world.index->evict(UINT64_MAX, kNow, {}, &evicted);
+       world.slots = evicted.slots;
+       return outcome;
      }},
     {"evict_others", [](World &world) { world.put(1); },
      [](World &world) {
-       std::string keys;
-       uint64_t freed = 0;
-       world.slots.clear();
+       Evicted evicted;
        const auto its = names(1);
        const uint64_t range[2] = {1, 2};
        const Spared spared{reinterpret_cast<const uint8_t *>(range), 1, {its.data(), 1, 1}};
-       return world.index->evict(UINT64_MAX, kNow, &world.slots, &keys, &freed, spared);
+       const Outcome outcome = world.index->evict(UINT64_MAX, kNow, {}, &evicted, spared);
+       world.slots = evicted.slots;
+       return outcome;
      }},
     {"reclaim",
      [](World &world) {
@@ -425,6 +466,54 @@ const Case kCases[] = {
        world.commit_moves();
      },
      [](World &world) { return world.abort_moves(); }},
+    {"demote", [](World &world) { world.put_above_disks(); }, [](World &world) { return world.demote(); }, false},
+    {"demote_more",
+     [](World &world) {
+       world.put_above_disks();
+       world.demote();
+       world.commit_moves();
+       world.publish_moves();
+     },
+     [](World &world) { return world.demote_more(); }},
+    {"commit_what_is_demoted",
+     [](World &world) {
+       world.put_above_disks();
+       world.locate(500);
+       world.demote();
+     },
+     [](World &world) { return world.commit_moves(); }},
+    {"promote", [](World &world) { world.press_down(); }, [](World &world) { return world.promote(); }},
+    {"publish_what_is_promoted",
+     [](World &world) {
+       world.press_down();
+       world.promote();
+       world.commit_moves();
+     },
+     [](World &world) { return world.publish_moves(); }},
+    {"spoilt",
+     [](World &world) {
+       world.press_down();
+       world.promote();
+     },
+     [](World &world) {
+       std::string keys;
+       world.slots.clear();
+       return world.index->spoilt(world.moves, world.moves_count, &world.slots, &keys);
+     },
+     false},
+    {"evict_disk", [](World &world) { world.press_down(); },
+     [](World &world) {
+       std::string keys;
+       uint64_t freed = 0;
+       world.slots.clear();
+       for (uint32_t disk = 11; disk <= 10 + kSegments; ++disk) {
+         const Outcome outcome = world.index->evict_disk(disk, UINT64_MAX, kLate, &world.slots, &keys, &freed);
+         if (outcome != Outcome::kOk) return outcome;
+       }
+       return Outcome::kOk;
+     },
+     false},
+    {"know_disk", [](World &) {}, [](World &world) { return world.index->know_disk(20); }, false},
     {"add_segment", [](World &) {}, [](World &world) { return world.index->add_segment(7, kCapacity, 7, 0, 0); }},
     {"set_segment", [](World &) {}, [](World &world) { return world.index->set_segment(1, true, false); }},
     {"chunks_in", [](World &world) { world.put(1); },
