@@ -206,8 +206,8 @@ class Copies:
             moves=moves,
             places=places,
             deadline_ms=now_ms() + patience_ms,
-            up=self._core.segments.all[source].row.disk,
-            down=self._core.segments.all[target].row.disk,
+            up=source.row.disk,
+            down=target.row.disk,
         )
         self._waiting[copy.number] = self.under_way[copy.number] = copy
         if copy.stream is None:

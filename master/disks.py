@@ -208,7 +208,7 @@ class Disks:
             return 0
 
     async def spoilt(self, moves: bytes) -> None:
-        """What these moves (their numbers) were to read from disks is not there: they are given up, and their chunks."""
+        """What these moves, by number, were to read from disks is not there: they and their chunks are given up."""
         core = self._core
         slots, records = core.index.spoilt(moves)
         core.index.abort_moves(moves)

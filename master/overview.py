@@ -84,6 +84,9 @@ def _segment(core: Core, segment: Segment) -> pb.Segment:
 def _trouble(core: Core, segment: Segment) -> str:
     """Return why a segment cannot be used as its state says; empty: nothing."""
     node, now = segment.session, now_ms()
+    if node is None and segment.row.disk:
+        gone_ms, grace = max(segment.gone_ms, core.started_ms), core.settings.disk_grace
+        return f"its node is not back since {_ago(gone_ms)} (lost after {grace:g} s)"
     if node is None:
         grace = core.settings.segment_grace
         return f"its node is not back since the master was started {_ago(core.started_ms)} (lost after {grace:g} s)"

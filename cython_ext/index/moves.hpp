@@ -25,7 +25,7 @@ enum class MoveKind : uint8_t {
 struct Move {
   uint64_t id;
   uint32_t slot, shard;  // kNone: the chunk has gone, and `to` is kept until nothing can be written there
-  Place from, to;  // to: kNowhere where nothing is copied
+  Place from, to;        // to: kNowhere where nothing is copied
   MoveKind kind;
   bool committed;   // the copy is good, and the record that says so is on its way to the store
   uint32_t leaves;  // committed: extents that room is reserved for, which may have readers when they are given up
