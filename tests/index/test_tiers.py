@@ -12,6 +12,7 @@ from index.packing import (
     pack_records,
     statuses_of,
     u32s,
+    u64s,
     unpack_extents,
     unpack_moves,
     unpack_records,
@@ -120,6 +121,47 @@ def test_leaving_again_costs_no_write(index: ChunkIndex) -> None:
         assert [move[2] for move in unpack_moves(moves)] == [NO_SEGMENT]
         rows |= finish(index, moves)
     assert index.stats()["on_disk"] == len(rows) == 2
+    assert index.check() == ""
+
+
+def test_a_copy_in_memory_that_is_spoilt_leaves_the_one_on_the_disk(index: ChunkIndex) -> None:
+    put(index, names(1))
+    use(index, names(1))
+    finish(index, demote(index)[1])
+    cold = index.promote(SPACE, names(1), 0, 9, ALL)[1]
+    finish(index, cold)
+    extent = index.locate(SPACE, names(1), 0, 0, 0)[1]
+    statuses, moves, slots = index.mend(SPACE, names(1), 0, extent, True, 0)
+    assert (statuses_of(statuses), slots) == ([Status.OK], b"")
+    # There is no other copy in memory that could be read.
+    assert [move[1:3] for move in unpack_moves(moves)] == [(MEMORY, NO_SEGMENT)]
+    assert index.check() == ""
+    finish(index, moves)
+    assert where(index, names(1)) == [Status.LOADING]
+    assert (index.stats()["on_disk"], index.stats()["used_bytes"]) == (1, 0)
+    # What is on the disk is read by its node only, which looks at it then.
+    generation, there = unpack_moves(cold)[0][3:5]
+    on_disk = u64s([generation, there, 1000, DISK])
+    assert statuses_of(index.mend(SPACE, names(1), 0, on_disk, True, 0)[0]) == [Status.NOT_FOUND]
+    assert index.check() == ""
+
+
+def test_what_is_spared_is_not_copied_to_the_disk_either(index: ChunkIndex) -> None:
+    kept, young, other = names(1, "kept"), names(1, "young"), names(1, "other")
+    for one in (kept, other, young):
+        put(index, one)
+        use(index, one)
+    generation = unpack_extents(index.locate(SPACE, young, 0, 0, 0)[1], 1)[0][0][0]
+
+    def evict(newest: int) -> tuple[bytes, bytes, int, int, bytes, int]:
+        return index.evict(ALL, 0, uses_min=2, count_max=9, bytes_max=ALL, namespace=SPACE, hashes=kept, newest=newest)
+
+    slots, _, _, _, moves, _ = evict(generation - 1)
+    assert slots == b""
+    assert [move[8] for move in unpack_moves(moves)] == [other]
+    slots, _, _, _, moves, _ = evict(generation)
+    assert slots == b""
+    assert [move[8] for move in unpack_moves(moves)] == [young]
     assert index.check() == ""
 
 

@@ -133,6 +133,16 @@ def test_what_the_disk_does_not_give_back_is_gone(pool: Pool) -> None:
     assert pool.client.exists(other) == bytes(1)
 
 
+def test_what_is_spoilt_in_memory_is_not_kept_for_the_disk(pool: Pool) -> None:
+    pool.node.copied = pool.node.looked = pb.SPOILT
+    for _ in range(12):
+        one = hashes(1)
+        assert pool.client.put(one, 4032, wait_ms=5000) == bytes(1)
+        pool.client.locate(one)
+    eventually(lambda: pool.counts()["spoilt_lost_items"] > 0, "the end of a chunk without a good copy")
+    assert pool.counts()["demoted_items"] == 0
+
+
 def test_what_cannot_be_written_stays_in_memory_until_it_is_in_the_way(pool: Pool) -> None:
     pool.node.copied = pb.NOT_MOVED
     for _ in range(40):
