@@ -5,8 +5,8 @@ Batches are packed as in ``proto/pool.proto``: hashes ``n x 32`` bytes, lengths 
 statuses ``n`` bytes with numbers of ``ItemStatus``, extents of 32 bytes. Every method that takes a batch works on it
 without the GIL. All are thread-safe. A wrong type or size of an argument raises TypeError or ValueError and changes
 nothing; a segment that is not there raises KeyError. Where the system gives no memory it is MemoryError, and nothing
-has changed either; but `abort`, `fenced` and `restore` may have done a part, which stays done, and `evict` returns what
-it has given up so far.
+has changed either; but `abort`, `fenced` and `restore` may have done a part, which stays done, and `evict`,
+`evict_disk` and `spoilt` return what they have given up so far.
 
 Times are milliseconds of any clock that does not go back; the index has none of its own.
 """
@@ -41,12 +41,27 @@ class ChunkIndex:
 
     def __init__(self, *, policy: str = "prefix", chunks_max: int = ..., epoch: int = 1, seed: int = 0) -> None: ...
     # ---- segments
-    def add_segment(self, segment: int, capacity_bytes: int, host: int, ramp_up_ms: int, now_ms: int) -> None:
+    def add_segment(
+        self,
+        segment: int,
+        capacity_bytes: int,
+        host: int,
+        ramp_up_ms: int,
+        now_ms: int,
+        *,
+        disk_of: int | None = None,
+    ) -> None:
         """A segment that takes extents. It ramps up: its share of new extents grows over `ramp_up_ms`.
 
         A segment that `restore` has named, or that was added before, gets its capacity here and becomes readable.
         ValueError: it has extents beyond this capacity, or was dropped (or there are 65,535 segments).
+
+        With `disk_of` it is the disk of the node that lends this segment of memory, which was added before. KeyError:
+        there is no such memory, or this one was added or restored as memory before.
         """
+
+    def know_disk(self, segment: int) -> None:
+        """Before `restore`: records that name this segment name extents on a disk, which fill blocks of 4 KiB."""
 
     def set_segment(self, segment: int, *, writable: bool, readable: bool) -> None: ...
     def drop_segment(self, segment: int) -> None:
@@ -91,7 +106,8 @@ class ChunkIndex:
         writing is told WRITING. Where there are enough hosts but not enough room on them, it is NO_SPACE too.
         A chunk that has lost all extents of this shard is written anew, in its slot.
         What is ALREADY there is touched when the first shard is put, unless a lease on it is running; in the place of
-        its first extent is its generation, without a segment.
+        its first extent is its generation, without a segment. A shard that only disks have which cannot be read now is
+        written anew too.
         """
 
     def commit(
@@ -152,7 +168,7 @@ class ChunkIndex:
 
         It is touched too, unless a lease on it is running: then this is the same use as the look-up that took the
         lease, or as that of another rank. NOT_FOUND: also when no replica of this shard is readable. Those that are
-        come first.
+        come first. LOADING: it lies on disks only; it is leased and touched, and has no extents. See `promote`.
         """
 
     def pin(self, owner: int, pin: int, namespace: int, hashes: bytes) -> bytes:
@@ -176,19 +192,39 @@ class ChunkIndex:
         want_bytes: int,
         now_ms: int,
         *,
+        uses_min: int = 0,
+        count_max: int = 0,
+        bytes_max: int = 0,
+        avoid: Sequence[int] = (),
         generations: bytes = b"",
         namespace: int = 0,
         hashes: bytes = b"",
         newest: int = ...,
-    ) -> tuple[bytes, bytes, int]:
-        """By the policy, until so many bytes are given up; chunks that are pinned, leased or parents are passed over.
+    ) -> tuple[bytes, bytes, int, int, bytes, int]:
+        """By the policy, until so many bytes leave memory; chunks that are pinned, leased or parents are passed over.
 
-        So are those with a shard whose generation lies in one of the ranges of `generations` (n x 16 bytes: u64 of the
-        first, u64 of the last; they do not overlap), and those of `namespace` that `hashes` names. Where a chunk with a
-        later generation than `newest` would go next, the call ends.
-        Only bytes in writable segments count, and only chunks that have some go. One call looks at 100,000 chunks at
-        most; where more are to be passed over, the next call goes on.
-        Returns (slots, their records of u32 namespace and 32 bytes of hash, bytes).
+        Only bytes in writable segments of memory count, and only chunks that have some go. What is on disks with all
+        its shards stays there. One call looks at 100,000 chunks at most; where more are to be passed over, the next
+        call goes on.
+
+        Args:
+            want_bytes: so many.
+            now_ms: the time.
+            uses_min: chunks that were used so often, their put included, are copied to the disk of their node first;
+                0: none are. Where that disk has no room but could have, or is to be avoided, it ends there.
+            count_max: copies to begin.
+            bytes_max: no further copy begins when so many bytes are to be copied.
+            avoid: disks that have enough to do.
+            generations: chunks with a shard whose generation lies in one of these ranges are passed over (n x 16 bytes:
+                u64 of the first, u64 of the last; they do not overlap).
+            namespace: of `hashes`.
+            hashes: these chunks are passed over.
+            newest: where a chunk with a later generation would go next, the call ends.
+
+        Returns:
+            (slots of chunks that are gone, their records of u32 namespace and 32 bytes of hash, their bytes, bytes
+            that leave memory in all, moves, a disk that has no room or NO_SEGMENT). The moves are as those of
+            `move_to`; one that goes to NO_SEGMENT is of a chunk that is on disks: commit it at once.
         """
 
     def reclaim(self, slots: bytes, now_ms: int) -> int:
@@ -293,6 +329,38 @@ class ChunkIndex:
     def abort_moves(self, moves: bytes) -> int:
         """They are over, and nothing of them can write any more. Returns bytes of new extents that are free now."""
 
+    # ---- memory and disks: a chunk is copied to the disk below its memory before it leaves it, and keeps that copy
+    # when it is read back. These copies are moves as those above, which leave the old extent where it is; with the last
+    # shard that reaches a disk, all extents in memory are given up. Eviction from memory looks at what is in memory,
+    # eviction from a disk at what is on disks only. A chunk with children in memory does not leave it, and one with
+    # any children does not leave a disk.
+    def demote_more(self, slots: bytes, uses_min: int, avoid: Sequence[int]) -> bytes:
+        """Of chunks with several shards, of which some are on disks by now: copy the next one. Returns moves."""
+
+    def evict_disk(self, segment: int, want_bytes: int, now_ms: int) -> tuple[bytes, bytes, int]:
+        """Chunks that are on disks only, what was not used for longest first, until so many bytes are given up there.
+
+        Returns (slots, records, bytes) as `evict`.
+        """
+
+    def promote(
+        self, namespace: int, hashes: bytes, shard: int, count_max: int, bytes_max: int
+    ) -> tuple[bytes, bytes, int]:
+        """Begin to copy a shard of chunks into the memory above the disk that has it.
+
+        Returns:
+            (statuses, moves: one for each that is OK, bytes that found no room). ALREADY: it is in memory. WRITING: it
+            moves already, or these are as many as were asked for. NO_SPACE: no room in that memory. NOT_FOUND: also
+            when that memory takes nothing, or the disk cannot be read. TOO_LARGE: for that memory.
+        """
+
+    def spoilt(self, moves: bytes) -> tuple[bytes, bytes]:
+        """What these moves (n x u64) were to copy from disks is not there: their chunks are gone.
+
+        The moves are to be aborted as ever. Returns (slots, records) as `evict`; chunks of which this shard is in
+        memory by now, or is written anew, stay.
+        """
+
     # ---- restart
     def restore(self, slots: bytes, records: bytes) -> int:
         """Take records as `commit` made them. Extents in segments not added yet are kept and are not readable.
@@ -313,10 +381,10 @@ class ChunkIndex:
     def stats(self) -> dict[str, Any]:
         """Numbers of the whole index.
 
-        chunks (with a committed shard), chunks_max (the bound also of those that are written or wait for `reclaim`),
-        writing (shards), moving (replicas, until the move is over), pinned (times), leased_until_ms (the longest lease
-        ever given), generation (the last one given), evicted, refused_records, policy, memory_bytes; of writable
-        segments: capacity_bytes = used_bytes + condemned_bytes + free_bytes.
+        chunks (with a committed shard), on_disk (of those, in no memory), chunks_max (the bound also of those that are
+        written or wait for `reclaim`), writing (shards), moving (replicas, until the move is over), pinned (times),
+        leased_until_ms (the longest lease ever given), generation (the last one given), evicted, refused_records,
+        policy, memory_bytes; of writable memory: capacity_bytes = used_bytes + condemned_bytes + free_bytes.
         """
 
     def namespaces(self) -> bytes:

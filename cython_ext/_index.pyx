@@ -10,10 +10,10 @@ from libcpp.memory cimport unique_ptr
 from libcpp.string cimport string
 from libcpp.vector cimport vector
 
-from moonpool_index cimport (Hashes, IndexStats, MendCall, MoveOutCall, MoveToCall, Native, Outcome, SegmentStats,
-                             Spared,
-                             StartCall, kEpochMax, kExtentBytes, kHashBytes, kHeaderBytes, kLeafBytes, kMoveBytes,
-                             kNone, kReplicasMax, kShardsMax, kUnit, kUnitsMax, its_extent_bytes, string_view)
+from moonpool_index cimport (DemoteCall, Evicted, Hashes, IndexStats, MendCall, MoveOutCall, MoveToCall, Native,
+                             Outcome, PromoteCall, SegmentStats, Spared, StartCall, kEpochMax, kExtentBytes, kHashBytes,
+                             kHeaderBytes, kLeafBytes, kMoveBytes, kNone, kReplicasMax, kShardsMax, kUnit, kUnitsMax,
+                             its_extent_bytes, string_view)
 
 HASH_BYTES = kHashBytes
 EXTENT_BYTES = kExtentBytes
@@ -59,15 +59,23 @@ cdef class ChunkIndex:
 
     # ---- segments
 
-    def add_segment(self, segment, capacity_bytes, host, ramp_up_ms, now_ms):
+    def add_segment(self, segment, capacity_bytes, host, ramp_up_ms, now_ms, *, disk_of=None):
         cdef uint32_t number = _segment(segment), at = _u32(host, "host")
+        cdef uint32_t memory = kNone if disk_of is None else _segment(disk_of)
         cdef uint64_t capacity = _integer(capacity_bytes, "capacity_bytes", kUnitsMax * kUnit)
         cdef int64_t ramp_up = _time(ramp_up_ms, "ramp_up_ms"), now = _time(now_ms, "now_ms")
         cdef Outcome outcome
         if capacity < kUnit:
             raise ValueError(f"capacity_bytes must be at least {kUnit}, not {capacity}")
         with nogil:
-            outcome = self._index.get().add_segment(number, capacity, at, ramp_up, now)
+            outcome = self._index.get().add_segment(number, capacity, at, ramp_up, now, memory)
+        _check(outcome, segment)
+
+    def know_disk(self, segment):
+        cdef uint32_t number = _segment(segment)
+        cdef Outcome outcome
+        with nogil:
+            outcome = self._index.get().know_disk(number)
         _check(outcome, segment)
 
     def set_segment(self, segment, *, cbool writable, cbool readable):
@@ -310,21 +318,23 @@ cdef class ChunkIndex:
         _check(outcome)
         return <bytes>slots, pinned
 
-    def evict(self, want_bytes, now_ms, *, bytes generations not None=b"", namespace=0, bytes hashes not None=b"",
-              newest=0xffffffffffffffff):
-        cdef uint64_t want = _u64(want_bytes, "want_bytes"), given = 0
+    def evict(self, want_bytes, now_ms, *, uses_min=0, count_max=0, bytes_max=0, avoid=(),
+              bytes generations not None=b"", namespace=0, bytes hashes not None=b"", newest=0xffffffffffffffff):
+        cdef uint64_t want = _u64(want_bytes, "want_bytes")
         cdef Spared spared
         spared.count = len(generations) // 16
         spared.ranges = _each(generations, "generations", spared.count, 16)
         spared.hashes = _hashes(hashes, namespace)
         spared.newest = _u64(newest, "newest")
         cdef int64_t now = _time(now_ms, "now_ms")
-        cdef string slots, keys
+        cdef DemoteCall demote = _demote(uses_min, count_max, bytes_max, avoid)
+        cdef Evicted evicted
         cdef Outcome outcome
         with nogil:
-            outcome = self._index.get().evict(want, now, &slots, &keys, &given, spared)
+            outcome = self._index.get().evict(want, now, demote, &evicted, spared)
         _check(outcome)
-        return <bytes>slots, <bytes>keys, given
+        slots, keys, moves = <bytes>evicted.slots, <bytes>evicted.keys, <bytes>evicted.moves
+        return slots, keys, evicted.lost_bytes, evicted.bytes, moves, evicted.full
 
     def reclaim(self, bytes slots not None, now_ms):
         cdef size_t count = 0
@@ -423,6 +433,56 @@ cdef class ChunkIndex:
         _check(outcome)
         return freed
 
+    # ---- memory and disks
+
+    def demote_more(self, bytes slots not None, uses_min, avoid):
+        cdef size_t count = 0
+        cdef const uint8_t *slots_at = _slots(slots, &count)
+        cdef DemoteCall demote = _demote(uses_min, 0, 0, avoid)
+        cdef string moves
+        cdef Outcome outcome
+        with nogil:
+            outcome = self._index.get().demote_more(slots_at, count, demote, &moves)
+        _check(outcome)
+        return <bytes>moves
+
+    def evict_disk(self, segment, want_bytes, now_ms):
+        cdef uint32_t number = _segment(segment)
+        cdef uint64_t want = _u64(want_bytes, "want_bytes"), given = 0
+        cdef int64_t now = _time(now_ms, "now_ms")
+        cdef string slots, keys
+        cdef Outcome outcome
+        with nogil:
+            outcome = self._index.get().evict_disk(number, want, now, &slots, &keys, &given)
+        _check(outcome, segment)
+        return <bytes>slots, <bytes>keys, given
+
+    def promote(self, namespace, bytes hashes not None, shard, count_max, bytes_max):
+        cdef PromoteCall call
+        call.hashes = _hashes(hashes, namespace)
+        call.shard = _u32(shard, "shard")
+        call.count_max = _u32(count_max, "count_max")
+        call.bytes_max = _u64(bytes_max, "bytes_max")
+        cdef bytes statuses = _new(call.hashes.count)
+        cdef uint8_t *statuses_at = _room(statuses)
+        cdef string moves
+        cdef uint64_t no_room = 0
+        cdef Outcome outcome
+        with nogil:
+            outcome = self._index.get().promote(call, statuses_at, &moves, &no_room)
+        _check(outcome)
+        return statuses, <bytes>moves, no_room
+
+    def spoilt(self, bytes moves not None):
+        cdef size_t count = 0
+        cdef const uint8_t *moves_at = _moves(moves, &count)
+        cdef string slots, keys
+        cdef Outcome outcome
+        with nogil:
+            outcome = self._index.get().spoilt(moves_at, count, &slots, &keys)
+        _check(outcome)
+        return <bytes>slots, <bytes>keys
+
     # ---- restart
 
     def restore(self, bytes slots not None, bytes records not None):
@@ -464,6 +524,7 @@ cdef class ChunkIndex:
         return {
             "chunks": stats.chunks,
             "chunks_max": stats.chunks_max,
+            "on_disk": stats.on_disk,
             "writing": stats.writing,
             "moving": stats.moving,
             "pinned": stats.pinned,

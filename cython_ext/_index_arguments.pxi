@@ -89,3 +89,13 @@ cdef int _check(Outcome outcome, object segment=None) except -1:
     if outcome == Outcome.kTooManySegments:
         raise ValueError("there are as many segments as the index can hold")
     raise ValueError("records must be as many as slots, each with its length before it")
+
+
+cdef DemoteCall _demote(uses_min, count_max, bytes_max, avoid) except *:
+    cdef DemoteCall call
+    call.uses_min = _u32(uses_min, "uses_min")
+    call.count_max = _u32(count_max, "count_max")
+    call.bytes_max = _u64(bytes_max, "bytes_max")
+    for segment in avoid:
+        call.avoid.push_back(_u32(segment, "avoid"))
+    return call

@@ -89,6 +89,26 @@ cdef extern from "index.hpp" namespace "moonpool::index" nogil:
         bint replace
         int64_t now
 
+    cdef cppclass DemoteCall:
+        uint32_t uses_min
+        uint32_t count_max
+        uint64_t bytes_max
+        vector[uint32_t] avoid
+
+    cdef cppclass PromoteCall:
+        Hashes hashes
+        uint32_t shard
+        uint32_t count_max
+        uint64_t bytes_max
+
+    cdef cppclass Evicted:
+        string slots
+        string keys
+        uint64_t bytes
+        uint64_t lost_bytes
+        string moves
+        uint32_t full
+
     cdef cppclass SegmentStats:
         uint64_t capacity_bytes
         uint64_t used_bytes
@@ -101,6 +121,7 @@ cdef extern from "index.hpp" namespace "moonpool::index" nogil:
     cdef cppclass IndexStats:
         uint64_t chunks
         uint64_t chunks_max
+        uint64_t on_disk
         uint64_t writing
         uint64_t moving
         uint64_t pinned
@@ -117,7 +138,8 @@ cdef extern from "index.hpp" namespace "moonpool::index" nogil:
     cdef cppclass Native "moonpool::index::ChunkIndex":
         @staticmethod
         unique_ptr[Native] make(string_view, uint32_t, uint64_t, uint64_t)
-        Outcome add_segment(uint32_t, uint64_t, uint32_t, int64_t, int64_t)
+        Outcome add_segment(uint32_t, uint64_t, uint32_t, int64_t, int64_t, uint32_t)
+        Outcome know_disk(uint32_t)
         Outcome set_segment(uint32_t, cbool, cbool)
         Outcome drop_segment(uint32_t)
         Outcome drop_unknown(const vector[uint32_t] &)
@@ -140,7 +162,11 @@ cdef extern from "index.hpp" namespace "moonpool::index" nogil:
         Outcome unpin(uint32_t, uint64_t, size_t *)
         Outcome remove(Hashes, uint8_t *, string *, const uint8_t *)
         Outcome remove_prefix(uint32_t, const uint8_t *, string *, size_t *)
-        Outcome evict(uint64_t, int64_t, string *, string *, uint64_t *, const Spared &)
+        Outcome evict(uint64_t, int64_t, const DemoteCall &, Evicted *, const Spared &)
+        Outcome demote_more(const uint8_t *, size_t, const DemoteCall &, string *)
+        Outcome evict_disk(uint32_t, uint64_t, int64_t, string *, string *, uint64_t *)
+        Outcome promote(const PromoteCall &, uint8_t *, string *, uint64_t *)
+        Outcome spoilt(const uint8_t *, size_t, string *, string *)
         Outcome reclaim(const uint8_t *, size_t, int64_t, uint64_t *)
         Outcome move_out(const MoveOutCall &, string *, uint32_t *, uint64_t *)
         Outcome move_to(const MoveToCall &, uint8_t *, string *)

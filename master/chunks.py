@@ -10,7 +10,7 @@ from typing import Final
 from moonpool.master.core import Core, granted_ms
 from moonpool.master.errors import InvalidRequestError, LimitError
 from moonpool.master.events import Entry
-from moonpool.master.packed import HASH_BYTES, count_of, sized
+from moonpool.master.packed import HASH_BYTES, count_of, positions, sized, take
 from moonpool.master.putting import Put
 from moonpool.master.sessions import PINS_MAX, Session
 from moonpool.proto import pool_pb2 as pb
@@ -22,6 +22,8 @@ _RANGE_BYTES: Final = 16
 _SPARED_MAX: Final = 4096 * _RANGE_BYTES
 # How long a removal waits for those who may hold pins, in seconds. A caller gives up after a few more.
 _PINS_WAIT: Final = 1.0
+# How long a look-up waits for disks. A caller asks again.
+_LOAD_WAIT_MS: Final = 2000
 # The owner of no session.
 _NOBODY: Final = 0
 
@@ -145,18 +147,27 @@ class ChunkCalls:
             some = hashes[: matched * HASH_BYTES]
             # Not one step with the above: a removal in between leaves no extent, and a get is then a miss.
             _, extents, replicas = core.index.locate(namespace, some, request.shard, granted_ms(), lease)
+        if lease and matched:
+            core.disks.prefetch(namespace, hashes[: matched * HASH_BYTES], request.shard)
         return pb.MatchPrefixReply(
             header=core.header, matched=matched, lease_ms=lease, extents=extents, replicas=replicas
         )
 
-    def Locate(self, request: pb.LocateRequest) -> pb.LocateReply:
-        """Say where chunks are, for as long as the lease."""
+    async def Locate(self, request: pb.LocateRequest) -> pb.LocateReply:
+        """Say where chunks are, for as long as the lease. What lies on disks is read into memory first."""
         core, hashes = self._core, request.hashes
         count = self._count(hashes)
         lease = min(request.lease_ms, self._lease_max_ms)
-        statuses, extents, replicas = core.index.locate(
-            core.namespace(request.namespace), hashes, request.shard, granted_ms(), lease
-        )
+        namespace = core.namespace(request.namespace)
+        statuses, extents, replicas = core.index.locate(namespace, hashes, request.shard, granted_ms(), lease)
+        if pb.LOADING in statuses:
+            # The caller counts its lease from when it asked: the rest of it is to be enough for reading.
+            wait = min(request.wait_ms, lease // 2, _LOAD_WAIT_MS) / 1000
+            loading = positions(statuses, pb.LOADING)
+            hopeless = await core.disks.load(namespace, take(hashes, HASH_BYTES, loading), request.shard, wait)
+            statuses, extents, replicas = core.index.locate(namespace, hashes, request.shard, granted_ms(), lease)
+            if hopeless:
+                statuses = _misses(statuses, [loading[place] for place in hopeless])
         core.metrics.counts["lookups_items"] += count
         core.metrics.counts["lookup_hits_items"] += statuses.count(pb.OK)
         return pb.LocateReply(header=core.header, statuses=statuses, extents=extents, replicas=replicas, lease_ms=lease)
@@ -248,3 +259,12 @@ class ChunkCalls:
         if session.pins.pop(request.pin, None) is not None:
             unpinned = core.index.unpin(session.owner, request.pin)
         return pb.UnpinReply(header=core.header, unpinned=unpinned)
+
+
+def _misses(statuses: bytes, places: list[int]) -> bytes:
+    """Return statuses in which what cannot be loaded is not there."""
+    found = bytearray(statuses)
+    for place in places:
+        if found[place] == pb.LOADING:
+            found[place] = pb.NOT_FOUND
+    return bytes(found)

@@ -83,6 +83,9 @@ class Copy:
         stream: over which it was asked for.
         moves: what for; all of the same segments.
         places: of each of them among the moves that `Copies.begin` was given.
+        up: it reads a disk.
+        down: it writes a disk.
+        slots: in the index, of the chunks that it has moved.
         deadline_ms: when the node should have answered.
         cause: of the first that is not OK, once it is done.
         done: the outcome, for each OK, NOT_MOVED, or WRITING: it was spoilt, its node has seen that too, and it is
@@ -96,6 +99,9 @@ class Copy:
     moves: list[Move]
     places: list[int]
     deadline_ms: int
+    up: bool = False
+    down: bool = False
+    slots: bytes = b""
     cause: str = ""
     done: asyncio.Future[bytes] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
@@ -140,7 +146,9 @@ class Copies:
 
     def room_at(self, segment: int) -> bool:
         """Whether the node of a segment may have one more copy, to read or to write."""
-        at_once = sum(segment in (copy.source, copy.target) for copy in self.under_way.values())
+        # Disks have bounds of their own, and are no reason for others to wait.
+        others = (copy for copy in self.under_way.values() if not (copy.up or copy.down))
+        at_once = sum(segment in (copy.source, copy.target) for copy in others)
         return at_once < self._core.settings.copies_at_once
 
     def crowded(self) -> list[int]:
@@ -198,6 +206,8 @@ class Copies:
             moves=moves,
             places=places,
             deadline_ms=now_ms() + patience_ms,
+            up=source.row.disk,
+            down=target.row.disk,
         )
         self._waiting[copy.number] = self.under_way[copy.number] = copy
         if copy.stream is None:
@@ -260,21 +270,33 @@ class Copies:
         found = bytearray([pb.NOT_MOVED]) * len(copy.places)
         try:
             good = positions(statuses, pb.OK)
-            if bad := [move for move, status in zip(copy.moves, statuses, strict=True) if status != pb.OK]:
+            spoilt = positions(statuses, pb.SPOILT)
+            if copy.up and spoilt:
+                await core.disks.spoilt(_numbers(copy.moves[place] for place in spoilt))
+            ended = (pb.OK, pb.SPOILT) if copy.up else (pb.OK,)
+            if bad := [move for move, status in zip(copy.moves, statuses, strict=True) if status not in ended]:
                 core.index.abort_moves(_numbers(bad))
-            for place in await self.commit([copy.moves[place] for place in good]):
+            moved_now, copy.slots = await self.commit([copy.moves[place] for place in good])
+            for place in moved_now:
                 found[good[place]] = pb.OK
             moved = found.count(pb.OK)
-            core.metrics.counts["moved_items"] += moved
-            core.metrics.counts["moved_bytes"] += copy.nbytes * moved // len(found)
-            core.metrics.counts["not_moved_items"] += len(found) - moved
+            self._count(copy, moved)
             # Others may be copied while the source looks.
             del self.under_way[copy.number]
             core.freed()
-            if spoilt := positions(statuses, pb.SPOILT):
+            if spoilt and not copy.up:
                 await self._spoilt(copy, spoilt, found)
         finally:
             self._done(copy, bytes(found))
+
+    def _count(self, copy: Copy, moved: int) -> None:
+        counts, items = self._core.metrics.counts, len(copy.moves)
+        if copy.up or copy.down:
+            counts["disk_failed_items"] += items - moved
+        else:
+            counts["moved_items"] += moved
+            counts["moved_bytes"] += copy.nbytes * moved // items
+            counts["not_moved_items"] += items - moved
 
     async def _spoilt(self, copy: Copy, places: list[int], found: bytearray) -> None:
         """What was read is not what it should be: at its place, or only on the way?"""
@@ -287,8 +309,8 @@ class Copies:
         for look in bad:
             found[looks[look]] = status
 
-    async def commit(self, moves: list[Move]) -> list[int]:
-        """Make moves durable, then visible. Returns which ones."""
+    async def commit(self, moves: list[Move]) -> tuple[list[int], bytes]:
+        """Make moves durable, then visible. Returns which ones, and the slots of their chunks."""
         core, packed = self._core, _numbers(moves)
         try:
             statuses, slots, records = core.index.commit_moves(packed)
@@ -297,16 +319,16 @@ class Copies:
             raise
         good = positions(statuses, pb.OK)
         if not good:
-            return []
+            return [], b""
         good_moves = _numbers(moves[place] for place in good)
         try:
             await core.durable(core.store.apply(slots, records, b""))
         except (StoreUnavailableError, StoreDamagedError) as error:
             core.index.abort_moves(good_moves)
             _log.warning("%d moves are not durable, and have not happened: %s", len(good), error)
-            return []
+            return [], b""
         core.index.publish_moves(good_moves, now_ms())
-        return good
+        return good, slots
 
 
 def _told(segment: Segment) -> pb.Segment:

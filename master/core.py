@@ -13,9 +13,10 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
-from moonpool._index import ChunkIndex
+from moonpool._index import NO_SEGMENT, ChunkIndex
 from moonpool.master.clock import granted_ms, now_ms
-from moonpool.master.copies import Copies
+from moonpool.master.copies import COUNT_MAX, Copies
+from moonpool.master.disks import Disks
 from moonpool.master.drains import Drains
 from moonpool.master.errors import (
     MasterClosedError,
@@ -75,6 +76,7 @@ class Core:
         self.copies = Copies(self)
         self.drains = Drains(self)
         self.mending = Mending(self)
+        self.disks = Disks(self)
         #: Calls of PutStart that wait for room.
         self.waiting_puts = 0
         self.supervisor = Supervisor()
@@ -107,13 +109,16 @@ class Core:
         Raises:
             StoreDamagedError: the store cannot be read.
         """
+        rows = self.store.segments()
+        for row in rows:
+            if row.disk and not row.lost:
+                self.index.know_disk(row.segment)
         for slots, records in self.store.load(page):
             self.restored_chunks += self.index.restore(slots, records)
-        rows = self.store.segments()
         if self.store.stats()["refused_writers"]:
             # Somebody may still write whom nobody can name, so nobody is given room in what there was.
             _log.warning("a writer of before is not known: segments take nothing new until their nodes start again")
-            rows = [dataclasses.replace(row, draining=True) for row in rows]
+            rows = [row if row.disk else dataclasses.replace(row, draining=True) for row in rows]
         for row in rows:
             self.segments.restore(row)
         self.segments.drop_unknown()
@@ -124,7 +129,7 @@ class Core:
 
     def mount_again(self, segment: Segment) -> None:
         """A segment of an earlier start is there again: every writer of then is fenced before it takes chunks."""
-        segment.unfenced = set(self.old_writers.values())
+        segment.unfenced = set() if segment.row.disk else set(self.old_writers.values())
 
     @property
     def pins_known(self) -> bool:
@@ -201,21 +206,42 @@ class Core:
         except (TimeoutError, asyncio.TimeoutError):  # two classes before Python 3.11
             return
 
-    async def evict(self, want_bytes: int, **spared: Any) -> int:
-        """Evict by the policy, durably, but what is spared. Returns bytes given up; some may wait for leases.
+    async def evict(self, want_bytes: int, *, demote: bool = False, **spared: Any) -> int:
+        """Have chunks leave memory by the policy, durably, but for what is spared.
+
+        What is on a disk too stays there. The rest is gone, unless `demote` has it copied to the disk of its node.
 
         Args:
             want_bytes: how many.
+            demote: copy first what is worth it.
             spared: as `ChunkIndex.evict` takes it.
+
+        Returns:
+            Bytes that were given up, or will be when they are copied; some may wait for leases.
 
         Raises:
             StoreUnavailableError: what was evicted is gone, but its space is not free before the store works again.
         """
         if now_ms() < self.held_until_ms or not self.pins_known:
             return 0
-        slots, records, freed = self.index.evict(want_bytes, now_ms(), **spared)
+        if demote and self.disks.any:
+            slots, records, lost, freed, moves, full = self.index.evict(
+                want_bytes,
+                now_ms(),
+                uses_min=self.settings.disk_uses,
+                count_max=COUNT_MAX,
+                bytes_max=self.settings.copy_bytes,
+                avoid=self.disks.crowded(),
+                **spared,
+            )
+            if full != NO_SEGMENT:
+                await self.disks.make_room(full, self.settings.copy_bytes)
+        else:
+            slots, records, lost, freed, moves, _ = self.index.evict(want_bytes, now_ms(), **spared)
+        if moves:
+            await self.disks.carry_out(moves)
         if slots:
-            self.metrics.counts["evicted_bytes"] += freed
+            self.metrics.counts["evicted_bytes"] += lost
             self.events.add(Entry(pb.Event.EVICTED, records))
             await self.to_the_end(self.delete(slots))
         return freed
@@ -307,12 +333,20 @@ class Core:
         self.heard(session.id)
         session.pins.clear()
         for segment in self.segments.of(session):
-            self.lose(segment, why)
+            if segment.row.disk:
+                self.detach(segment, why)
+            else:
+                self.lose(segment, why)
 
     def lose(self, segment: Segment, why: str) -> None:
         """A segment is gone, and what was being copied into it."""
         self.segments.lose(segment, why, self.sweep_round)
         self.copies.lost(segment.row.segment)
+
+    def detach(self, disk: Segment, why: str) -> None:
+        """A disk is away, and what was being copied to it is over."""
+        self.segments.detach(disk, why)
+        self.copies.lost(disk.row.segment)
 
     async def keep_writer(self, session: Session) -> None:
         """See that the store knows who may write or pin from now on.
@@ -348,7 +382,7 @@ class Core:
 
     def _every_segment_is_settled(self) -> bool:
         return all(
-            segment.row.lost or (segment.session is not None and not segment.unfenced)
+            segment.row.lost or segment.row.disk or (segment.session is not None and not segment.unfenced)
             for segment in self.segments.all.values()
         )
 

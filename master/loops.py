@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the master does by itself.
 
-It ends silent sessions, gives up late writes, fences, reclaims, sweeps, evicts, drains, readmits, watches its store.
+It ends silent sessions, gives up late writes, fences, reclaims, sweeps, evicts, demotes, drains, readmits, watches its
+store.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ def start_loops(core: Core) -> None:
     add("evict", _EVICT_PERIOD, _Evict(core).work)
     add("drains", _TICK, core.drains.work)
     add("store", _STORE_PERIOD, lambda: asyncio.to_thread(core.store.look))
+    add("disks", _EVICT_PERIOD, core.disks.work)
     add("segments", min(1.0, core.settings.quarantine / 4), lambda: _segments(core))
 
 
@@ -122,18 +124,18 @@ class _Evict:
         if used <= settings.high_watermark * capacity:
             return
         for _ in range(_EVICT_STEPS):
-            excess = used - round(settings.low_watermark * capacity)
+            excess = used - round(settings.low_watermark * capacity) - core.disks.leaving_bytes()
             want = min(excess, _EVICT_CHUNKS * used // max(chunks, 1) + 1)
-            if excess <= 0 or not await core.evict(want, newest=rounds[0][1]):
+            if excess <= 0 or not await core.evict(want, demote=True, newest=rounds[0][1]):
                 return
             await asyncio.sleep(0)
             used, capacity, chunks = _used(core)
 
 
 def _used(core: Core) -> tuple[int, int, int]:
-    """Return bytes in use, without what waits to be free, the capacity, and chunks."""
+    """Return bytes in use, without what waits to be free, the capacity, and chunks, of memory."""
     stats = core.index.stats()
-    return stats["used_bytes"], stats["capacity_bytes"], stats["chunks"]
+    return stats["used_bytes"], stats["capacity_bytes"], stats["chunks"] - stats["on_disk"]
 
 
 def _segments(core: Core) -> None:
@@ -145,8 +147,12 @@ def _segments(core: Core) -> None:
     if now - core.started_ms > settings.segment_grace * 1000:
         for segment in list(core.segments.all.values()):
             # Not one that is new, and whose row is on its way to the store.
-            if segment.held and segment.session is None and not segment.row.lost:
+            if segment.held and segment.session is None and not segment.row.lost and not segment.row.disk:
                 core.lose(segment, "it did not come back after the restart")
+    for disk in list(core.segments.all.values()):
+        gone = disk.row.disk and disk.session is None and not disk.row.lost
+        if gone and now - max(disk.gone_ms, core.started_ms) > settings.disk_grace * 1000:
+            core.lose(disk, "its node did not come back")
 
 
 def _readmit(core: Core, segment: Segment, works: bool) -> None:

@@ -223,6 +223,7 @@ class MembershipCalls:
                 )
         if len(core.segments.all) >= core.settings.segments_max:
             raise LimitError(f"there are {len(core.segments.all)} segments already", hint="segments_max of the master")
+        _check_above(core, session, request)
         row = SegmentRow(
             core.store.new_segment(),
             session.name,
@@ -256,7 +257,13 @@ class MembershipCalls:
         row = segment.row
         _check_capacity(segment, request)
         if segment.session is session:
+            if row.disk and segment.quarantined:
+                core.segments.readmit(segment)  # its node has found that it works
+                core.freed()
             return segment
+        if row.disk and segment.session is not None:
+            core.detach(segment, "its node has a new session")
+        _check_above(core, session, request)
         if segment.session is not None:
             # The same engine incarnation under two sessions at once: nobody can say which of them answers fences.
             raise _of_another(row.segment)
@@ -326,5 +333,12 @@ def _check_mount(session: Session, request: pb.MountSegmentRequest) -> None:
         raise InvalidRequestError(
             f"a capacity of {request.capacity_bytes} bytes", hint=f"{_CAPACITY_MIN} to {_CAPACITY_MAX}"
         )
-    if not request.address or not request.region or len(request.address) + len(request.region) > _TEXT_MAX:
-        raise InvalidRequestError("no address or region, or too long", hint="those of the node's engine")
+    if not request.address or len(request.address) + len(request.region) > _TEXT_MAX:
+        raise InvalidRequestError("no address, or too long", hint="that of the node's engine")
+    if (request.medium == pb.DISK) != (not request.region):
+        raise InvalidRequestError("memory has a region, and a disk has none", hint="the medium of the segment")
+
+
+def _check_above(core: Core, session: Session, request: pb.MountSegmentRequest) -> None:
+    if request.medium == pb.DISK and core.segments.memory_of(session) is None:
+        raise InvalidRequestError("a disk without memory of its node", hint="mount the memory first")

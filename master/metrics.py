@@ -49,6 +49,13 @@ class Metrics:
             "spoilt_items": 0,
             "spoilt_replaced_items": 0,
             "spoilt_lost_items": 0,
+            "demoted_items": 0,
+            "demoted_bytes": 0,
+            "shed_items": 0,
+            "loaded_items": 0,
+            "loaded_bytes": 0,
+            "disk_failed_items": 0,
+            "disk_evicted_bytes": 0,
         }
 
     def called(self, method: str, seconds: float, items: int) -> None:

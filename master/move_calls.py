@@ -10,6 +10,7 @@ from typing import Final
 
 from moonpool.master.copies import COUNT_MAX, moves_of
 from moonpool.master.core import Core, now_ms
+from moonpool.master.errors import InvalidRequestError
 from moonpool.master.packed import HASH_BYTES, count_of, take
 from moonpool.master.segments import Segment
 from moonpool.proto import pool_pb2 as pb
@@ -32,7 +33,7 @@ class MoveCalls:
         core = self._core
         core.check_open()
         count = count_of(request.hashes, core.settings.batch_max)
-        core.segments.get(request.segment)
+        _check_memory(core.segments.get(request.segment))
         moving = _Moving(core, request, count)
         await moving.run(time.monotonic() + min(request.wait_ms / 1000, _WAIT_MAX_S))
         return pb.ItemsReply(header=core.header, statuses=bytes(moving.statuses))
@@ -41,6 +42,7 @@ class MoveCalls:
         """Put nothing new into a segment and move away what it has, or use it again."""
         core = self._core
         segment = core.segments.get(request.segment)
+        _check_memory(segment)
         await core.to_the_end(self._drain(segment, not request.undo))
         chunks = core.segments.figures(segment)["extents"]
         return pb.DrainReply(header=core.header, chunks=chunks, draining=core.drains.told(segment))
@@ -58,6 +60,13 @@ class MoveCalls:
                     core.segments.apply(segment)
                 core.segments.tell(segment)
                 core.drains.wake()
+
+
+def _check_memory(segment: Segment) -> None:
+    if segment.row.disk:
+        raise InvalidRequestError(
+            f"segment {segment.row.segment} is a disk", hint="the memory of its node: what goes to a disk is evicted"
+        )
 
 
 class _Moving:

@@ -77,12 +77,16 @@ def _segment(core: Core, segment: Segment) -> pb.Segment:
         draining=core.drains.told(segment),
         away=not segment.connected,
         trouble=_trouble(core, segment),
+        medium=pb.DISK if row.disk else pb.DRAM,
     )
 
 
 def _trouble(core: Core, segment: Segment) -> str:
     """Return why a segment cannot be used as its state says; empty: nothing."""
     node, now = segment.session, now_ms()
+    if node is None and segment.row.disk:
+        gone_ms, grace = max(segment.gone_ms, core.started_ms), core.settings.disk_grace
+        return f"its node is not back since {_ago(gone_ms)} (lost after {grace:g} s)"
     if node is None:
         grace = core.settings.segment_grace
         return f"its node is not back since the master was started {_ago(core.started_ms)} (lost after {grace:g} s)"
@@ -96,6 +100,15 @@ def _trouble(core: Core, segment: Segment) -> str:
 
 def _ago(when_ms: int) -> str:
     return f"{(now_ms() - when_ms) / 1000:.0f} s ago"
+
+
+def _disks(core: Core) -> dict[str, int]:
+    """Return the capacity of the disks that are there, and what is used of it."""
+    there = [segment for segment in core.segments.all.values() if segment.row.disk and segment.session is not None]
+    return {
+        "capacity_bytes": sum(segment.row.capacity_bytes for segment in there),
+        "used_bytes": sum(core.segments.figures(segment)["used_bytes"] for segment in there),
+    }
 
 
 def health(core: Core) -> list[str]:
@@ -147,6 +160,7 @@ def status(core: Core) -> dict[str, Any]:
             {
                 "segment": message.segment,
                 "node": message.node,
+                "medium": pb.Medium.Name(message.medium),
                 "host_id": message.host_id,
                 "address": message.address,
                 "capacity_bytes": message.capacity_bytes,
@@ -188,6 +202,7 @@ def gauges(core: Core) -> dict[str, float | dict[str, float]]:
     """Return what is measured when somebody looks, for Prometheus."""
     index = core.index.stats()
     sessions = core.sessions.alive.values()
+    disks = _disks(core)
     chunks = index["chunks"]
     loops = core.supervisor.loops.items()
     store = core.store.stats()
@@ -211,6 +226,9 @@ def gauges(core: Core) -> dict[str, float | dict[str, float]]:
         "leading": float(core.store.leading),
         "fences_outstanding": core.fences.outstanding,
         "chunks_moving": index["moving"],
+        "chunks_on_disk": index["on_disk"],
+        "disk_capacity_bytes": disks["capacity_bytes"],
+        "disk_used_bytes": disks["used_bytes"],
         "copies": len(core.copies.under_way),
         "copies_bytes": sum(copy.nbytes for copy in core.copies.under_way.values()),
         "copies_overdue": core.copies.overdue(),

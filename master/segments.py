@@ -38,6 +38,7 @@ class Segment:
         held: it is of an earlier start, whose readers may hold leases on what is free there. It takes nothing new
             before they are over.
         quarantined: neither written nor offered to readers.
+        gone_ms: of a disk, when its node went.
         reports: host, or session of none -> when it last reported a failure.
         reported_ms: when anybody last did.
         fence_ms: when a fence was last sent for it.
@@ -53,6 +54,7 @@ class Segment:
     unfenced: set[bytes] = field(default_factory=set)
     held: bool = False
     quarantined: bool = False
+    gone_ms: int = 0
     reports: dict[str | bytes, int] = field(default_factory=dict)
     reported_ms: int = 0
     fence_ms: int = -_AFTER_FENCE_MS
@@ -109,6 +111,15 @@ class Segments:
             )
         return segment
 
+    @property
+    def disks(self) -> int:
+        """How many disks there are, be their nodes there or not."""
+        return sum(segment.row.disk and not segment.row.lost for segment in self.all.values())
+
+    def memory_of(self, session: Session) -> Segment | None:
+        """Return the memory that a node lends."""
+        return next((segment for segment in self.of(session) if not segment.row.disk), None)
+
     def of(self, session: Session) -> list[Segment]:
         """Return the segments of a node."""
         return [segment for segment in self.all.values() if segment.session is session]
@@ -121,9 +132,9 @@ class Segments:
             return dict.fromkeys(("used_bytes", "extents", "chunks", "largest_free_bytes"), 0)
 
     def any_writable(self, avoid: Collection[int]) -> bool:
-        """Return whether there is a segment that could take chunks if it had room."""
+        """Return whether there is memory that could take chunks if it had room."""
         return any(
-            segment.session is not None and segment.writable and number not in avoid
+            segment.session is not None and segment.writable and not segment.row.disk and number not in avoid
             for number, segment in self.all.items()
         )
 
@@ -143,7 +154,9 @@ class Segments:
         """
         row = segment.row
         # First: when the index refuses it, nothing has changed.
-        self._index.add_segment(row.segment, row.capacity_bytes, session.host, ramp_up_ms, now_ms)
+        memory = self.memory_of(session) if row.disk else None
+        above = None if memory is None else memory.row.segment
+        self._index.add_segment(row.segment, row.capacity_bytes, session.host, ramp_up_ms, now_ms, disk_of=above)
         segment.session = session
         self.apply(segment)
         self.tell(segment)
@@ -180,12 +193,27 @@ class Segments:
             self._index.drop_segment(number)
         self.tell(segment)
 
+    def detach(self, segment: Segment, why: str) -> None:
+        """The node of a disk is gone, or another process of it has the disk. What is on it is there when it is back."""
+        _log.info("disk %d of node %r is away: %s", segment.row.segment, segment.row.node, why)
+        segment.session = None
+        segment.quarantined = False
+        segment.gone_ms = now_ms()
+        self._index.set_segment(segment.row.segment, writable=False, readable=False)
+        self.tell(segment)
+
     def report(self, segment: Segment, reporter: Session, cause: str, window_ms: int) -> bool:
         """Note that somebody met a failure there, and quarantine it if there are two, or the node is away.
 
         Two clients of one host count as one: they have the same NIC. Returns whether there is nothing left to find out.
+        Of a disk only its own node knows anything, and it is believed.
         """
         if segment.session is None:
+            return True
+        if segment.row.disk:
+            if segment.session is reporter:
+                segment.cause = cause
+                self.quarantine(segment)
             return True
         now = now_ms()
         if now - segment.fence_ms >= _AFTER_FENCE_MS:
@@ -202,6 +230,7 @@ class Segments:
             segment
             for segment in self.all.values()
             if segment.quarantined
+            and not segment.row.disk  # its node mounts it again when it works
             and (node := segment.session) is not None
             and node.outbox is not None
             and now_ms - segment.reported_ms >= quiet_ms

@@ -56,6 +56,9 @@ class MasterOptions(TypedDict, total=False):
     segment_grace: float | str
     report_window: float | str
     quarantine: float | str
+    disk_uses: int
+    load_bytes: int | str
+    disk_grace: float | str
     drain_rate: int | str
     copy_bytes: int | str
     copies_at_once: int
@@ -208,6 +211,27 @@ class MasterSettings:
         unit="seconds",
         minimum=0.01,
         maximum=_DAY,
+    )
+    disk_uses: int = setting(
+        2,
+        "What was used so often, its put included, is copied to the disk of its node before it leaves memory. So what "
+        "is put and never wanted again is not written.",
+        minimum=1,
+        maximum=5,
+    )
+    load_bytes: int = setting(
+        256 << 20,
+        "Bytes that are read from disks into memory at once. What is beyond that waits.",
+        unit="bytes",
+        minimum=1 << 10,
+        maximum=1 << 40,
+    )
+    disk_grace: float = setting(
+        3600.0,
+        "A disk whose node has been gone for so long is lost with what is on it. Until then its chunks are misses.",
+        unit="seconds",
+        minimum=0.1,
+        maximum=30 * _DAY,
     )
     drain_rate: int = setting(
         512 << 20,

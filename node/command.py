@@ -23,6 +23,7 @@ __all__ = ["node"]
 @click.command(short_help="Lend memory of this host to a pool.")
 @click.option("--master", metavar="HOST:PORT", help="Address of the master.")
 @click.option("--dram", metavar="SIZE", help="Memory to lend, such as 8GiB.")
+@click.option("--ssd", metavar="PATH:SIZE", help="File or folder on a disk below the memory, and how much it takes.")
 @click.option("--listen", metavar="HOST:PORT", help="Address to accept clients on.")
 @click.option("--advertise", metavar="HOST:PORT", help="Address by which clients reach this node, if it is another.")
 @click.option("--name", help="What master and clients call this node.")
@@ -58,6 +59,8 @@ def node(config: str | None, ready_fd: int | None, verbose: bool, **options: Any
     try:
         with StoreNode(settings=settings) as lent:
             line = f"moonpool node: segment {lent.segment} of {format_bytes(settings.dram)} is lent at {lent.address}"
+            if settings.ssd is not None:
+                line += f", with {settings.ssd} below it"
             click.echo(line)
             if ready_fd is not None:
                 os.write(ready_fd, f"{line}\n".encode())

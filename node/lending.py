@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from moonpool.address import Address, parse_address, parse_addresses
 from moonpool.errors import MoonpoolError
-from moonpool.node.copying import Copier
+from moonpool.node.copying import Answer, Copier
+from moonpool.node.disk import Disk
 from moonpool.node.prober import Prober
 from moonpool.node.selftest import self_test
 from moonpool.proto import pool_pb2 as pb
@@ -23,6 +24,7 @@ from moonpool.transfer_engine import EngineSettings, TransferEngine
 
 if TYPE_CHECKING:
     from moonpool.node.settings import NodeSettings
+    from moonpool.node.slab import Slab
 
 __all__ = ["Lending"]
 
@@ -41,12 +43,13 @@ class Lending:
         settings: of the node.
         name: of the node.
         lost: set when the master has given the segment up, and this must be closed and another one made.
+        slab: the disk below the memory; its owner closes it after this.
 
     Raises:
         MoonpoolError: as `StoreNode`. Nothing is left open then.
     """
 
-    def __init__(self, settings: NodeSettings, name: str, lost: threading.Event) -> None:
+    def __init__(self, settings: NodeSettings, name: str, lost: threading.Event, slab: Slab | None = None) -> None:
         self.segment = 0
         self.mounted_event = threading.Event()
         self._lost = lost
@@ -67,6 +70,9 @@ class Lending:
             self.link = MasterLink(settings.master, settings.secret, Tls.of(settings))
             self._prober = Prober(self.engine)
             self._copier = Copier(self.engine, region, name)
+            self.disk = (
+                Disk(slab, self.engine, region, self.address, self.link, name, settings.ssd_threads) if slab else None
+            )
         except BaseException:
             self.engine.close()
             raise
@@ -79,7 +85,7 @@ class Lending:
             on_welcome=self._welcomed,
             on_fence=self._fence,
             on_probe=self._prober.ask,
-            on_copy=self._copier.take,
+            on_copy=self._copy,
         )
 
     @property
@@ -99,6 +105,8 @@ class Lending:
         self.session.close()
         self._prober.close()
         self._copier.close()
+        if self.disk is not None:
+            self.disk.close()
         self.link.close()
         self.engine.close()
 
@@ -106,6 +114,8 @@ class Lending:
         # On the session's thread, after every Welcome. A master that does not know of the copies that were begun gives
         # their room to others, as soon as the memory is mounted.
         self._copier.end_all(_END_COPIES_SECONDS)
+        if self.disk is not None:
+            self.disk.unmounted(_END_COPIES_SECONDS)
         self._mount.session = session.id
         self._mount.segment = self.segment
         try:
@@ -116,6 +126,15 @@ class Lending:
         self.segment = reply.segment
         self.mounted_event.set()
         _log.info("segment %d of %d bytes is mounted at %s", self.segment, self._mount.capacity_bytes, self.address)
+
+        if self.disk is not None:
+            self.disk.mount(session.id, self.segment)
+
+    def _copy(self, copy: pb.Copy, answer: Answer) -> None:
+        if self.disk is not None and self.disk.copier.serves(copy):
+            self.disk.copier.take(copy, answer)
+        else:
+            self._copier.take(copy, answer)
 
     def _fence(self, incarnation: str) -> None:
         connections = self.engine.fence(incarnation)

@@ -15,6 +15,7 @@ from moonpool.errors import MoonpoolError
 from moonpool.node.hostmemory import check_dram
 from moonpool.node.lending import Lending
 from moonpool.node.settings import NodeSettings
+from moonpool.node.slab import Slab, SlabPlace
 from moonpool.proto.errors import MasterUnavailableError
 
 if TYPE_CHECKING:
@@ -42,8 +43,9 @@ class StoreNode:
         options: single settings by name, see `NodeSettings`.
 
     Raises:
-        ConfigError: an unknown option or impossible value, files for TLS that cannot be used, or more memory than this
-            host has.
+        ConfigError: an unknown option or impossible value, files for TLS that cannot be used, or more memory or disk
+            than this host has.
+        DiskError: the file `ssd` cannot be used.
         OutOfMemoryError: there is no such memory.
         ListenError: the address cannot be listened on.
         SelfTestError: what was written into the memory did not come back.
@@ -113,6 +115,7 @@ class _Keeper:
         self._lost = threading.Event()
         self._closing = threading.Event()
         self._open: Lending | None = None
+        self._slab = None if settings.ssd is None else Slab(SlabPlace.parse(settings.ssd))
         self._thread = threading.Thread(target=self._run, name=f"moonpool-node-{name}", daemon=True)
 
     def start(self) -> None:
@@ -126,6 +129,8 @@ class _Keeper:
         if self._thread.is_alive():
             self._thread.join()
         self._end()
+        if self._slab is not None:
+            self._slab.close()
 
     def _run(self) -> None:
         delay = _AGAIN_FIRST
@@ -146,12 +151,15 @@ class _Keeper:
                 delay = min(2 * delay, _AGAIN_LAST)
 
     def _lend(self, timeout: float) -> None:
-        lending = Lending(self._settings, self._name, self._lost)
+        lending = Lending(self._settings, self._name, self._lost, self._slab)
         self._open = self.lending = lending
         deadline = time.monotonic() + timeout
         lending.session.wait(timeout)
         if not lending.mounted_event.wait(max(0.0, deadline - time.monotonic())):
             raise MasterUnavailableError("the master did not take the segment in time", retryable=True)
+        if lending.disk is not None:
+            # So that what is on it is there when the node is said to be. Without it the memory is as good.
+            lending.disk.wait(max(0.0, deadline - time.monotonic()))
 
     def _end(self) -> None:
         lending, self._open = self._open, None

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moonpool.address import parse_address, parse_addresses
+from moonpool.node.slab import SlabPlace
 from moonpool.proto.tls import Tls
 from moonpool.settings import load, setting
 
@@ -31,6 +32,12 @@ class NodeSettings:
         minimum=1 << 20,
         maximum=1 << 50,
     )
+    ssd: str | None = setting(
+        None,
+        "A file, or a folder for one, and how much of the disk it takes: /mnt/nvme:100GiB. What is used again is kept "
+        "there when it has to leave memory. All of the space is taken at the start. None: no disk.",
+    )
+    ssd_threads: int = setting(8, "Reads and writes of the disk that are under way at once.", minimum=1, maximum=256)
     name: str | None = setting(None, "What the master and the clients call this node. None: the host name.")
     host_id: str | None = setting(None, "What tells hosts apart: replicas go to different ones. None: the host name.")
     listen: str = setting("127.0.0.1:0", "Address to accept clients on, such as 0.0.0.0:7900. Port 0 picks a free one.")
@@ -86,4 +93,6 @@ class NodeSettings:
             if address is not None:
                 parse_address(address)
         Tls.of(settings)
+        if settings.ssd is not None:
+            SlabPlace.parse(settings.ssd)
         return settings

@@ -27,7 +27,7 @@ from moonpool.store_client.packing import (
     some_hashes,
 )
 from moonpool.store_client.results import GetResults, Outcome
-from moonpool.store_client.rpc import MasterIdentity
+from moonpool.store_client.rpc import MasterIdentity, last_wait
 from moonpool.transfer_engine import digest_batch
 
 if TYPE_CHECKING:
@@ -160,14 +160,20 @@ def _known(core: Core, request: GetRequest, items: npt.NDArray[np.intp]) -> _Loc
 
 
 def _locate(core: Core, request: GetRequest, items: npt.NDArray[np.intp]) -> _Located:
-    sent, forgotten = time.monotonic(), core.locations.forgotten
     message = pb.LocateRequest(
         namespace=request.namespace,
         hashes=request.hashes_of(items),
         shard=request.shard,
         lease_ms=max(1, int(request.lease * 1000)),
     )
-    reply = core.call("Locate", message, request.deadline)
+    until_loaded = last_wait(request.deadline)
+    while True:
+        sent, forgotten = time.monotonic(), core.locations.forgotten
+        message.wait_ms = max(0, int((until_loaded - sent) * 1000))
+        reply = core.call("Locate", message, request.deadline)
+        # What lies on disks is on its way into memory. What comes too late is a miss.
+        if pb.LOADING not in reply.statuses or time.monotonic() >= until_loaded:
+            break
     extents = extents_of(reply.extents, len(items), max(1, reply.replicas))
     until = sent + reply.lease_ms / 1000
     master = MasterIdentity.of(reply.header)

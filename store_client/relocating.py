@@ -32,7 +32,11 @@ def segment_of(core: Core, node: str, deadline: float) -> int:
         StoreArgumentError: there is no such node, or it takes nothing now.
         MasterUnavailableError: the master did not answer in time.
     """
-    its = [one for one in core.segments.refresh(deadline) if one.node == node and one.state == pb.ACTIVE]
+    its = [
+        one
+        for one in core.segments.refresh(deadline)
+        if one.node == node and one.state == pb.ACTIVE and one.medium == pb.DRAM
+    ]
     if not its:
         raise errors.StoreArgumentError(f"there is no node {node!r} that takes chunks", hint="`moonpool ls` shows all")
     return max(its, key=lambda one: one.largest_free_bytes).segment

@@ -75,5 +75,5 @@ class NativePool(Pool):
 
     def _evict(self, chunks: int) -> int:
         """Make room for so many chunks; return for how many there is some now."""
-        slots, _, _ = self._index.evict(chunks * _EXTENT, self._now)
+        slots, *_ = self._index.evict(chunks * _EXTENT, self._now)
         return self._index.reclaim(slots, self._now) // _EXTENT

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from moonpool.errors import MoonpoolError
@@ -174,11 +175,13 @@ class LocalCluster:
         masters: int,
         master_options: Mapping[str, str],
         node_options: Mapping[str, str],
+        ssd: str | None = None,
     ) -> None:
         self.secret = secrets.token_hex(16)
         self._dram = dram
-        self._folder = tempfile.TemporaryDirectory(prefix="moonpool-") if store == "sqlite" else None
-        self._store = f"sqlite:{self._folder.name}/master.db" if self._folder is not None else store
+        self._folder = tempfile.TemporaryDirectory(prefix="moonpool-") if store == "sqlite" or ssd else None
+        self._store = f"sqlite:{self._folder.name}/master.db" if self._folder and store == "sqlite" else store
+        self._ssd = ssd
         self._master_options = master_options
         self._node_options = node_options
         self._masters: list[TiedProcess | None] = [None] * masters
@@ -199,6 +202,11 @@ class LocalCluster:
         """
         given = {name: value for name, value in self._master_options.items() if name in OPEN}
         return {**OPEN, "secret": self.secret, "tls_name": self._node_options.get("tls_name"), **given}
+
+    def slab(self, index: int) -> Path:
+        """Return the file that a node keeps chunks in, of a cluster with `ssd`."""
+        assert self._folder is not None
+        return Path(self._folder.name) / f"node-{index}.slab"
 
     def client(self, **options: Any) -> StoreClient:
         """Return a new client of this cluster; it is closed with the cluster, if not before.
@@ -316,11 +324,14 @@ class LocalCluster:
             self._folder.cleanup()
 
     def _begin_node(self, index: int) -> TiedProcess:
+        disk = {"ssd": f"{self.slab(index)}:{self._ssd}"} if self._ssd else {}
         process = self._nodes[index] = TiedProcess(
             f"node {index}",
             tied_command("node", "--master", self.master, "--dram", self._dram),
             # Each stands for a host of its own, so that replicas go to different ones.
-            self._environment("NODE", {"name": f"node-{index}", "host_id": f"host-{index}", **self._node_options}),
+            self._environment(
+                "NODE", {"name": f"node-{index}", "host_id": f"host-{index}", **disk, **self._node_options}
+            ),
         )
         return process
 
@@ -338,6 +349,7 @@ def local_cluster(
     store: str = "memory",
     *,
     masters: int = 1,
+    ssd: str | None = None,
     master_options: Mapping[str, str] | None = None,
     node_options: Mapping[str, str] | None = None,
 ) -> Iterator[LocalCluster]:
@@ -354,6 +366,7 @@ def local_cluster(
         store: ``"memory"``, ``"sqlite"`` (in a folder that goes with the cluster), ``"sqlite:PATH"`` or
             ``"etcd:HOST:PORT/PREFIX"``.
         masters: how many; more than one need a store that they share, such as etcd.
+        ssd: what each node keeps on a disk below its memory, such as ``"1GiB"``, in files that go with the cluster.
         master_options: settings of the masters by name, such as ``{"put_deadline": "1s"}``.
         node_options: settings of the nodes by name.
 
@@ -366,6 +379,7 @@ def local_cluster(
         dram=dram,
         store=store,
         masters=masters,
+        ssd=ssd,
         master_options=master_options or {},
         node_options=node_options or {},
     )

@@ -4,6 +4,7 @@
 // right, damaged, or well-formed nonsense. After each call nothing in the index contradicts itself.
 #include <algorithm>
 #include <cstdio>
+#include <set>
 
 #include "index.hpp"
 #include "script.hpp"
@@ -43,6 +44,10 @@ enum Step : uint8_t {
   kCommitMoves,
   kEndMoves,
   kMend,
+  kDemoteMore,
+  kEvictDisk,
+  kPromote,
+  kSpoilt,
   kSteps,
 };
 
@@ -184,7 +189,14 @@ class Run {
     size_t count = 0;
     if (what == kAddSegment) {
       const uint32_t number = segment(source), host = static_cast<uint32_t>(source.below(3));
-      index_->add_segment(number, 64 + source.get<uint16_t>() * uint64_t{8}, host, source.get<uint8_t>(), now_);
+      const uint64_t capacity = 64 + source.get<uint16_t>() * uint64_t{8};
+      const int64_t ramp_up = source.get<uint8_t>();
+      // A disk is some blocks; it may be restored as what it is not, too.
+      const bool disk = source.below(3) == 2;
+      const uint32_t above = disk ? segment(source) : kNone;
+      if (index_->add_segment(number, capacity * (disk ? 64 : 1), host, ramp_up, now_, above) == Outcome::kOk && disk) {
+        disks_.insert(number);
+      }
     }
     if (what == kSetSegment) {
       const uint32_t number = segment(source);
@@ -208,16 +220,6 @@ class Run {
       index_->remove_prefix(hashes.name_space, hashes.data, &removed_, &count);
     }
     uint64_t bytes = 0;
-    if (what == kEvict) {
-      const auto want = source.get<uint16_t>();
-      // Ranges that follow from the time, so that inputs of before mean what they did.
-      const auto first = static_cast<uint64_t>(now_ % 64);
-      const uint64_t range[2] = {epoch_ << 40 | first, epoch_ << 40 | (first + 8)};
-      const bool spare = now_ % 2 == 1;
-      index_->evict(
-          want, now_, &removed_, &keys, &bytes,
-          {reinterpret_cast<const uint8_t *>(range), spare ? size_t{1} : 0, {}, spare ? range[1] : UINT64_MAX});
-    }
     if (what == kReclaim) {
       for (size_t i = 0; i < removed_.size(); i += 4) {
         const uint32_t slot = load_u32(at(removed_, i));
@@ -229,6 +231,7 @@ class Run {
     }
     if (what == kRestart) {
       restart();
+      for (const uint32_t disk : disks_) index_->know_disk(disk);
       for (const Row &row : rows_) restore(row.slot, row.record);
     }
     if (what == kRestore) restore_nonsense(source);
@@ -249,6 +252,7 @@ class Run {
       index_->move_to({hashes, segment(source), static_cast<uint32_t>(source.below(8)), 4000}, statuses, &begun);
     }
     if (what == kMend) mend(source, &begun);
+    disks(what, source, &begun);
     for (size_t i = 0; i < begun.size(); i += kMoveBytes) moves_ += begun.substr(i, 8);
     if (what == kCommitMoves) commit_moves(source);
     if (what == kEndMoves) end_moves(source);
@@ -265,6 +269,43 @@ class Run {
     }
     FUZZ_CHECK(index_->mend({hashes, 0, at(spoilt, 0), source.below(2) != 0, now_}, statuses, begun, &removed_) ==
                Outcome::kOk);
+  }
+  void disks(uint8_t what, Source &source, std::string *begun) {
+    std::string keys;
+    uint64_t bytes = 0;
+    if (what == kEvict) {
+      Evicted evicted;
+      const uint64_t want = source.get<uint16_t>();
+      const DemoteCall demote{static_cast<uint32_t>(source.below(3)), 3, 4000, {segment(source)}};
+      // Ranges that follow from the time.
+      const auto first = static_cast<uint64_t>(now_ % 64);
+      const uint64_t range[2] = {epoch_ << 40 | first, epoch_ << 40 | (first + 8)};
+      const bool spare = now_ % 2 == 1;
+      index_->evict(
+          want, now_, demote, &evicted,
+          {reinterpret_cast<const uint8_t *>(range), spare ? size_t{1} : 0, {}, spare ? range[1] : UINT64_MAX});
+      removed_ += evicted.slots;
+      *begun = evicted.moves;
+    }
+    if (what == kDemoteMore) {
+      std::string slots;
+      for (size_t i = 1 + source.below(4); i > 0; --i) append_u32(&slots, static_cast<uint32_t>(source.below(24)));
+      index_->demote_more(at(slots, 0), slots.size() / 4, {1, 3, 4000, {}}, begun);
+    }
+    if (what == kEvictDisk) index_->evict_disk(segment(source), source.get<uint16_t>(), now_, &removed_, &keys, &bytes);
+    if (what == kPromote) {
+      const Hashes hashes = batch(source);
+      uint8_t statuses[8];
+      const auto shard = static_cast<uint32_t>(source.below(3));
+      FUZZ_CHECK(index_->promote({hashes, shard, static_cast<uint32_t>(source.below(8)), 4000}, statuses, begun,
+                                 &bytes) == Outcome::kOk);
+    }
+    if (what == kSpoilt && !moves_.empty()) {
+      const size_t from = source.below(moves_.size() / 8) * 8;
+      index_->spoilt(at(moves_, from), (moves_.size() - from) / 8, &removed_, &keys);
+      index_->abort_moves(at(moves_, from), (moves_.size() - from) / 8, &bytes);
+      moves_.resize(from);
+    }
   }
   void commit_moves(Source &source) {
     if (moves_.empty()) return;
@@ -323,7 +364,8 @@ class Run {
     for (size_t i = 0; i < hashes.count; ++i) {
       const bool has = load_u32(at(extents, i * replicas * kExtentBytes + 24)) != kNone;
       FUZZ_CHECK(has == (statuses[i] == 0));
-      FUZZ_CHECK(there[i] != 0 || has);
+      // What is on a disk is there, and readers are given no place of it.
+      FUZZ_CHECK(there[i] != 0 || has || statuses[i] == static_cast<uint8_t>(ItemStatus::kLoading));
     }
   }
 
@@ -375,6 +417,7 @@ class Run {
   std::string removed_;              // slots
   std::string moves_;                // numbers of those that are copied
   std::vector<Moved> moved_;
+  std::set<uint32_t> disks_;  // that there ever were
 };
 
 }  // namespace
@@ -405,6 +448,11 @@ moonpool::fuzz::Seeds moonpool::fuzz::seeds() {
     script.step(kRemove, byte(0), byte(1), byte(1)).step(kReclaim).step(kEndMoves, byte(2));
     script.step(kRestart).step(kAddSegment, byte(1), byte(1), uint16_t{4000}, byte(0));
     script.step(kEvict, uint16_t{3000}).step(kWait, byte(100)).step(kEvict, uint16_t{3000}).step(kReclaim);
+    script.step(kAddSegment, byte(3), byte(1), uint16_t{4000}, byte(0), byte(2), byte(1));
+    script.step(kEvict, uint16_t{3000}, byte(1), byte(0)).step(kCommitMoves, byte(0)).step(kEndMoves, byte(1));
+    script.step(kPromote, byte(2), byte(1), byte(2), byte(3), byte(1), byte(0), byte(7)).step(kCommitMoves, byte(0));
+    script.step(kEndMoves, byte(1)).step(kEvict, uint16_t{3000}).step(kCommitMoves, byte(0)).step(kEndMoves, byte(1));
+    script.step(kEvictDisk, byte(3), uint16_t{3000}).step(kReclaim).step(kRestart);
     script.step(kDropSegment, byte(2)).step(kSweep, byte(29)).step(kReclaim);
     all.add(kPolicies[policy], std::string(1, static_cast<char>(policy)) + script.text());
   }

@@ -57,9 +57,10 @@ struct alignas(64) Chunk {
   uint32_t pins;
   uint32_t birth;  // tells a chunk from an earlier one in the same slot
   ChunkState state;
-  bool listed;      // the policy knows it, and there may be a record of it
-  uint16_t writes;  // shards that are written
-  uint32_t policy_a;
+  bool listed : 1;         // a policy knows it, and there may be a record of it
+  bool cold : 1;           // its bytes are on disks only, and the policy that knows it is that of a disk
+  uint16_t writes;         // shards that are written
+  uint32_t warm_children;  // children that are not cold
 
   union {
     Shard one;    // shards == 1
@@ -112,6 +113,8 @@ class Chunks {
     return replica == 0 ? Place{shard.piece, shard.segment} : more_[shard.more].places[replica - 1];
   }
   void set_places(Shard &shard, const Place *places, uint32_t count);
+  // One shard can have a second place without std::bad_alloc, unless others come before it.
+  void reserve_places() { more_.reserve(1); }
   size_t bytes() const { return chunks_.bytes() + more_.bytes() + many_bytes_; }
 
  private:

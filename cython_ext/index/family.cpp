@@ -19,11 +19,13 @@ void Family::join(uint32_t slot, uint32_t parent, uint32_t *steps) {
   chunk.older = its.child;
   if (its.child != kNone) chunks_[its.child].younger = slot;
   its.child = slot;
+  if (!chunk.cold) ++its.warm_children;
 }
 
 void Family::unlink(uint32_t slot) {
   Chunk &chunk = chunks_[slot];
   if (chunk.parent == kNone) return;
+  if (!chunk.cold) --chunks_[chunk.parent].warm_children;
   if (chunk.older != kNone) chunks_[chunk.older].younger = chunk.younger;
   if (chunk.younger != kNone) {
     chunks_[chunk.younger].older = chunk.older;

@@ -53,7 +53,7 @@ ChunkIndex::Exclusive ChunkIndex::exclusive() {
       if (soon.before != kNone) __builtin_prefetch(&chunks_[soon.before].one, 1);
       if (soon.after != kNone) __builtin_prefetch(&chunks_[soon.after].one, 1);
     }
-    policy_->on_touch(touched_[i]);
+    touch_one(touched_[i]);
   }
   touched_.clear();
   return held;
@@ -73,6 +73,15 @@ uint32_t ChunkIndex::find(const uint8_t *hash, uint32_t name_space) const {
 bool ChunkIndex::lost(const Shard &shard) const {
   for (uint32_t r = 0; r < shard.replicas; ++r) {
     if (!segments_.lost(chunks_.place(shard, r))) return false;
+  }
+  return true;
+}
+
+// Nothing of it is in memory, and no disk that has it is there: it is written anew when it is put.
+bool ChunkIndex::abandoned(const Shard &shard) const {
+  for (uint32_t r = 0; r < shard.replicas; ++r) {
+    const Place place = chunks_.place(shard, r);
+    if (!segments_.lost(place) && (!segments_.on_disk(place) || segments_.readable(place))) return false;
   }
   return true;
 }
@@ -129,12 +138,18 @@ void ChunkIndex::list(uint32_t slot) {
   chunk.listed = true;
   ++listed_;
   policy_->on_insert(slot, chunk.parent);
+  settle(slot);
 }
 
 void ChunkIndex::leave_family(uint32_t slot) {
   const uint32_t parent = chunks_[slot].parent;
   family_.leave(slot);
-  if (parent != kNone && chunks_[parent].listed && chunks_[parent].child == kNone) policy_->on_leaf(parent, slot);
+  if (parent == kNone || !chunks_[parent].listed) return;
+  if (!chunks_[parent].cold) {
+    if (!chunks_[slot].cold && chunks_[parent].warm_children == 0) policy_->on_leaf(parent, slot);
+  } else if (chunks_[parent].child == kNone) {
+    cold_.on_leaf(parent);
+  }
 }
 
 // As many as fit into what can be written, at the size that they have by now.
@@ -145,7 +160,8 @@ void ChunkIndex::tell_capacity() {
     used += segment.space.used();
   });
   if (used == 0) return;
-  const double each = static_cast<double>(used) / static_cast<double>(std::max<size_t>(1, table_.count()));
+  const double each =
+      static_cast<double>(used) / static_cast<double>(std::max<size_t>(1, table_.count() - cold_.count()));
   const double chunks = static_cast<double>(capacity) / each;
   policy_->set_capacity(static_cast<size_t>(std::min(chunks + 0.5, static_cast<double>(chunks_max_))));
 }
@@ -159,7 +175,11 @@ void ChunkIndex::detach(uint32_t slot, bool evicted) {
     for (uint32_t r = 0; r < shard.replicas; ++r) segments_.set_waiting(chunks_.place(shard, r));
   }
   if (chunk.listed) {
-    policy_->on_remove(slot, evicted);
+    if (chunk.cold) {
+      cold_.remove(slot);
+    } else {
+      policy_->on_remove(slot, evicted);
+    }
     chunk.listed = false;
     --listed_;
   }

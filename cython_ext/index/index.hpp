@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "chunk.hpp"
+#include "cold.hpp"
 #include "condemned.hpp"
 #include "family.hpp"
 #include "key.hpp"
@@ -57,6 +58,9 @@ enum class ItemStatus : uint8_t {
   kTooLarge,
   kInvalid,
   kInUse,
+  kNotMoved,
+  kSpoilt,
+  kLoading,
 };
 
 // What an extent takes: header, payload, and the digests of its leaves where it has more than one. The payload is at
@@ -65,6 +69,9 @@ constexpr uint64_t extent_bytes(uint64_t payload) {
   const uint64_t leaves = (payload + kLeafBytes - 1) / kLeafBytes;
   return kHeaderBytes + payload + (leaves > 1 ? leaves * kLeafDigestBytes : 0);
 }
+// Chunks that one call of evict() looks at: it ends also where nearly everything is in use.
+constexpr uint32_t kLooksMax = 100'000;
+
 constexpr uint64_t units_of(uint64_t payload) { return (extent_bytes(payload) + kUnit - 1) / kUnit; }
 
 // Of a call as a whole.
@@ -128,13 +135,35 @@ struct MendCall {
   int64_t now;
 };
 
+// What may be copied to disks instead of being evicted.
+struct DemoteCall {
+  uint32_t uses_min;  // by who was used so often; 0: nothing is copied
+  uint32_t count_max;
+  uint64_t bytes_max;
+  std::vector<uint32_t> avoid;  // disks that have enough to do
+};
+
+struct PromoteCall {
+  Hashes hashes;
+  uint32_t shard;
+  uint32_t count_max;
+  uint64_t bytes_max;
+};
+
+struct Evicted {
+  std::string slots, keys;
+  uint64_t bytes = 0, lost_bytes = 0;  // that leave memory; of those, what is nowhere else
+  std::string moves;
+  uint32_t full = kNone;  // a disk that had no room
+};
+
 struct SegmentStats {
   uint64_t capacity_bytes, used_bytes, waiting_bytes, largest_free_bytes, extents, chunks, free_pieces;
 };
 
 struct IndexStats {
-  uint64_t chunks, chunks_max, writing, moving, pinned, used_bytes, free_bytes, capacity_bytes, condemned_bytes,
-      memory_bytes, evicted, refused_records, generation;
+  uint64_t chunks, chunks_max, on_disk, writing, moving, pinned, used_bytes, free_bytes, capacity_bytes,
+      condemned_bytes, memory_bytes, evicted, refused_records, generation;
   int64_t leased_until_ms;
 };
 
@@ -144,7 +173,10 @@ class ChunkIndex {
   static std::unique_ptr<ChunkIndex> make(std::string_view policy, uint32_t chunks_max, uint64_t epoch, uint64_t seed);
 
   // ---- segments (index_segments.cpp)
-  Outcome add_segment(uint32_t number, uint64_t capacity, uint32_t host, int64_t ramp_up, int64_t now) noexcept;
+  // `memory`: it is the disk of the node that lends this segment; kNone: it is memory itself.
+  Outcome add_segment(uint32_t number, uint64_t capacity, uint32_t host, int64_t ramp_up, int64_t now,
+                      uint32_t memory = kNone) noexcept;
+  Outcome know_disk(uint32_t number) noexcept;
   Outcome set_segment(uint32_t number, bool writable, bool readable) noexcept;
   Outcome drop_segment(uint32_t number) noexcept;
   Outcome drop_unknown(const std::vector<uint32_t> &known) noexcept;
@@ -177,7 +209,7 @@ class ChunkIndex {
   // `generations`: u64 each, or null for whatever is there.
   Outcome remove(Hashes hashes, uint8_t *statuses, std::string *slots, const uint8_t *generations = nullptr) noexcept;
   Outcome remove_prefix(uint32_t name_space, const uint8_t *hash, std::string *slots, size_t *pinned) noexcept;
-  Outcome evict(uint64_t want, int64_t now, std::string *slots, std::string *keys, uint64_t *bytes,
+  Outcome evict(uint64_t want, int64_t now, const DemoteCall &demote, Evicted *evicted,
                 const Spared &spared = {}) noexcept;
   Outcome reclaim(const uint8_t *slots, size_t count, int64_t now, uint64_t *bytes) noexcept;
 
@@ -189,6 +221,14 @@ class ChunkIndex {
                        std::string *records) noexcept;
   Outcome publish_moves(const uint8_t *ids, size_t count, int64_t now, uint64_t *bytes) noexcept;
   Outcome abort_moves(const uint8_t *ids, size_t count, uint64_t *bytes) noexcept;
+
+  // ---- memory and disks (index_tiers.cpp)
+  Outcome demote_more(const uint8_t *slots, size_t count, const DemoteCall &call, std::string *moves) noexcept;
+  Outcome evict_disk(uint32_t number, uint64_t want, int64_t now, std::string *slots, std::string *keys,
+                     uint64_t *bytes) noexcept;
+  // `no_room`: bytes that found none in memory.
+  Outcome promote(const PromoteCall &call, uint8_t *statuses, std::string *moves, uint64_t *no_room) noexcept;
+  Outcome spoilt(const uint8_t *ids, size_t count, std::string *slots, std::string *keys) noexcept;
 
   // ---- restart (index_restore.cpp)
   // `records` as commit() makes them. kDamaged: it is no row of as many records as slots, and nothing has changed.
@@ -222,8 +262,9 @@ class ChunkIndex {
   void find_each(Hashes hashes, Each each) const;
 
   // ---- of a chunk
-  bool lost(const Shard &shard) const;      // no extent is left
-  bool readable(const Shard &shard) const;  // at least one extent can be read
+  bool lost(const Shard &shard) const;  // no extent is left
+  bool abandoned(const Shard &shard) const;
+  bool readable(const Shard &shard) const;  // at least one extent can be read, be it by its node only
   bool visible(const Chunk &chunk) const;   // complete, and no shard is lost
   bool whole(const Chunk &chunk) const;     // complete, and each shard is readable
   void drop_lost_places(Shard &shard);
@@ -237,6 +278,7 @@ class ChunkIndex {
   void leave_family(uint32_t slot);
   void tell_capacity();
   bool may_go(uint32_t slot, int64_t now);
+  bool give_up_chunk(uint32_t slot, std::string *slots, std::string *keys);
   uint64_t writable_bytes(const Chunk &chunk) const;
   uint32_t write_extents(const Shard &shard, uint8_t *out) const;
   bool unpin_one(Pinned pinned);
@@ -255,6 +297,7 @@ class ChunkIndex {
   // With a shard that is being committed, of its replicas those in `written`; with the new place of a move, or none,
   // instead of the old one.
   Record record_of(uint32_t slot, const Shard *committing, uint8_t written, const Move *move) const;
+  RecordExtent record_of(Place place) const;
   // The number of the oldest commit of this slot, and of the one after it; 0: there is none.
   uint64_t oldest_commit(uint32_t slot, uint64_t *next);
   // Calls `each(write)` for the writes of a commit.
@@ -270,20 +313,45 @@ class ChunkIndex {
   // ---- of moves
   bool may_move(uint32_t slot);
   bool movable(uint32_t slot, Place from, uint32_t *shard);
-  // Replicas that are not lost, but for the one at `from`; `others` has room for all.
+  // Replicas in memory that are not lost, but for the one at `from`; `others` has room for all.
   uint32_t others_of(const Shard &shard, Place from, Place *others) const;
+  bool lies_elsewhere(const Shard &shard, Place from) const;
   ItemStatus mend_one(const MendCall &call, size_t i, uint32_t slot, Placement &placement, std::string *moves,
                       bool *last);
   bool place_elsewhere(Placement &placement, const Shard &shard, Place from, Place *to);
-  Move &begin_move(uint32_t slot, uint32_t shard, Place from, Place to, std::string *moves);
+  Move &begin_move(uint32_t slot, uint32_t shard, Place from, Place to, MoveKind kind, std::string *moves);
   void take_back_moves(const std::string &moves, size_t from);
   ItemStatus move_one(uint32_t slot, Segment &target, uint16_t at, bool enough, std::string *moves, const Move **made);
   bool lies_in(const Shard &shard, uint16_t segment) const;
   bool source_of(const Shard &shard, const Segment &target, Place *from) const;
   ItemStatus commit_move(const Move &move) const;
   uint64_t change_places(const Move &move, int64_t now);
+  bool leaves(const Move &move, uint32_t shard, Place place) const;
+  uint32_t leaves_of(const Move &move) const;
+  uint64_t give_when_read(Place place, int64_t until, int64_t now, uint32_t *reserved);
   uint64_t end_move(const Move &move);
   void leave_move(uint32_t slot);
+
+  // ---- of memory and disks
+  enum class Chilled : uint8_t {
+    kNot,     // it is to be evicted
+    kSheds,   // it is on disks already
+    kCopied,  // a copy of it is begun
+    kWaits,   // for room on a disk, or for the disk
+  };
+  bool make_disk(uint32_t at);
+  uint32_t cold_at(const Chunk &chunk) const;
+  void settle(uint32_t slot);
+  void set_cold(uint32_t slot, bool cold);
+  void touch_one(uint32_t slot);
+  uint32_t readable_in_memory(const Shard &shard) const;
+  bool readable_on_disk(const Shard &shard, Place *found) const;
+  Place memory_of(const Chunk &chunk) const;
+  uint32_t missing_on_disk(const Chunk &chunk) const;
+  Chilled chill_one(uint32_t slot, const DemoteCall &call, std::string *moves, uint32_t *full);
+  bool nothing_cold(uint32_t number) const;
+  ItemStatus promotable(uint32_t slot, uint32_t shard, Place *from) const;
+  ItemStatus promote_one(uint32_t slot, uint32_t shard, Place from, std::string *moves);
 
   // ---- of a restart
   bool restore_one(uint32_t slot, const uint8_t *record, size_t size);
@@ -305,7 +373,8 @@ class ChunkIndex {
   Pins pins_;
   Condemned condemned_;
   Moves moves_;
-  std::unique_ptr<Policy> policy_;
+  std::unique_ptr<Policy> policy_;  // of what is in memory
+  Cold cold_{chunks_};
   Random random_;
   uint64_t generations_ = 0, commits_ = 0;
   uint64_t listed_ = 0, evicted_ = 0, refused_ = 0;
@@ -320,6 +389,11 @@ class ChunkIndex {
 };
 
 // ---- shared by the files of the class
+
+// What an extent takes there: on a disk, whole blocks.
+uint64_t units_in(const Segment &segment, uint64_t payload);
+// `source`: what is to be read.
+void append_move(std::string *out, const Move &move, Place source, const Segments &segments, const Chunk &chunk);
 
 template <class Call>
 Outcome guarded(Call call) noexcept {

@@ -101,18 +101,20 @@ Record ChunkIndex::record_of(uint32_t slot, const Shard *committing, uint8_t wri
     RecordShard &made = record.present.emplace_back();
     made = {static_cast<uint16_t>(i), shard.generation, shard.length, {}};
     for (uint32_t r = 0; r < shard.replicas; ++r) {
-      Place place = chunks_.place(shard, r);
+      const Place place = chunks_.place(shard, r);
       if (segments_.lost(place) || (now && (written >> r & 1) == 0)) continue;
-      if (move != nullptr && move->shard == i && place == move->from) {
-        if (move->nowhere()) continue;
-        place = move->to;
-      }
-      made.extents.push_back(
-          {segments_[place.segment].number, segments_[place.segment].space.offset(place.piece) * kUnit});
+      const bool goes = move != nullptr && leaves(*move, i, place);
+      if (!goes || move->kind == MoveKind::kMove) made.extents.push_back(record_of(goes ? move->to : place));
     }
+    if (move != nullptr && move->shard == i && move->adds()) made.extents.push_back(record_of(move->to));
     if (made.extents.empty()) record.present.pop_back();
   }
   return record;
+}
+
+RecordExtent ChunkIndex::record_of(Place place) const {
+  const Segment &segment = segments_[place.segment];
+  return {segment.number, segment.space.offset(place.piece) * kUnit};
 }
 
 uint64_t ChunkIndex::oldest_commit(uint32_t slot, uint64_t *next) {
@@ -168,6 +170,7 @@ Outcome ChunkIndex::publish(const uint8_t *slots, size_t count, std::string *key
         ++chunk.committed;
       });
       list(slot);
+      settle(slot);
       if (visible(chunk)) append_key(keys, chunk);
     }
     return Outcome::kOk;

@@ -9,10 +9,6 @@
 
 namespace moonpool::index {
 
-namespace {
-
-constexpr Place kNowhere{kNone, 0};
-
 void append_move(std::string *out, const Move &move, Place source, const Segments &segments, const Chunk &chunk) {
   const Segment &read = segments[source.segment];
   const Segment *to = move.nowhere() ? nullptr : &segments[move.to.segment];
@@ -30,8 +26,6 @@ void append_move(std::string *out, const Move &move, Place source, const Segment
   append_u32(out, 0);
   out->append(reinterpret_cast<const char *>(chunk.hash), kHashBytes);
 }
-
-}  // namespace
 
 // Whether a move of it may begin.
 bool ChunkIndex::may_move(uint32_t slot) {
@@ -60,7 +54,7 @@ Outcome ChunkIndex::move_out(const MoveOutCall &call, std::string *moves, uint32
     *no_room = 0;
     const Segment *segment = segments_.find(call.segment);
     if (segment == nullptr) return Outcome::kUnknownSegment;
-    if (!segment->readable) return Outcome::kOk;
+    if (!segment->readable || segment->disk) return Outcome::kOk;
     const auto at = static_cast<uint16_t>(segments_.place_of(call.segment));
     std::vector<uint32_t> avoid = call.avoid;
     avoid.push_back(call.segment);
@@ -80,7 +74,8 @@ Outcome ChunkIndex::move_out(const MoveOutCall &call, std::string *moves, uint32
         ++*no_room;
         return true;
       }
-      append_move(moves, begin_move(slot, shard, from, to, moves), from, segments_, chunks_[slot]);
+      const Move &made = begin_move(slot, shard, from, to, MoveKind::kMove, moves);
+      append_move(moves, made, from, segments_, chunks_[slot]);
       bytes += segments_.bytes(to);
       ++count;
       return true;
@@ -100,18 +95,26 @@ uint32_t ChunkIndex::others_of(const Shard &shard, Place from, Place *others) co
   uint32_t count = 0;
   for (uint32_t r = 0; r < shard.replicas; ++r) {
     const Place place = chunks_.place(shard, r);
-    if (place != from && !segments_.lost(place)) others[count++] = place;
+    if (place != from && !segments_.lost(place) && !segments_.on_disk(place)) others[count++] = place;
   }
   return count;
 }
 
+bool ChunkIndex::lies_elsewhere(const Shard &shard, Place from) const {
+  for (uint32_t r = 0; r < shard.replicas; ++r) {
+    const Place place = chunks_.place(shard, r);
+    if (place != from && !segments_.lost(place)) return true;
+  }
+  return false;
+}
+
 // With room in `moves` for what is to be said of it.
-Move &ChunkIndex::begin_move(uint32_t slot, uint32_t shard, Place from, Place to, std::string *moves) {
+Move &ChunkIndex::begin_move(uint32_t slot, uint32_t shard, Place from, Place to, MoveKind kind, std::string *moves) {
   Undo give_place([&] {
     if (to != kNowhere) segments_.give(to);
   });
   moves->reserve(moves->size() + kMoveBytes);
-  Move &made = moves_.add(slot, shard, from, to);
+  Move &made = moves_.add(slot, shard, from, to, kind);
   give_place.keep();
   return made;
 }
@@ -162,7 +165,7 @@ ItemStatus ChunkIndex::move_one(uint32_t slot, Segment &target, uint16_t at, boo
   if (units > target.space.capacity()) return ItemStatus::kTooLarge;
   const uint32_t piece = target.writable ? target.space.take(units) : kNone;
   if (piece == kNone) return ItemStatus::kNoSpace;
-  *made = &begin_move(slot, shard, from, {piece, at}, moves);
+  *made = &begin_move(slot, shard, from, {piece, at}, MoveKind::kMove, moves);
   return ItemStatus::kOk;
 }
 
@@ -180,6 +183,7 @@ bool ChunkIndex::source_of(const Shard &shard, const Segment &target, Place *fro
   for (uint32_t r = 0; r < shard.replicas; ++r) {
     const Place place = chunks_.place(shard, r);
     const Segment &segment = segments_[place.segment];
+    if (segment.disk) continue;
     if (segment.host == target.host && !segment.dropped && !segment.readable) return false;
     if (!segment.readable) continue;
     const int worth = segment.host == target.host ? 2 : segment.writable ? 0 : 1;
@@ -223,15 +227,15 @@ ItemStatus ChunkIndex::mend_one(const MendCall &call, size_t i, uint32_t slot, P
   for (uint32_t r = 0; r < shard.replicas; ++r) {
     const Place place = chunks_.place(shard, r);
     const Segment &segment = segments_[place.segment];
-    if (segment.dropped || segment.number != load_u32(extent + 24)) continue;
+    if (segment.dropped || segment.disk || segment.number != load_u32(extent + 24)) continue;
     if (segment.space.offset(place.piece) * kUnit == load_u64(extent + 8)) from = place;
   }
   if (from == kNowhere) return ItemStatus::kNotFound;
   if (!may_move(slot)) return ItemStatus::kWriting;
   Place others[kReplicasMax] = {}, to = kNowhere;
-  const uint32_t count = others_of(shard, from, others);
-  *last = count == 0;
+  *last = !lies_elsewhere(shard, from);
   if (*last) return ItemStatus::kOk;
+  const uint32_t count = others_of(shard, from, others);
   const Place *source = std::find_if(others, others + count, [&](Place place) { return segments_.readable(place); });
   // In the segment that it leaves, too: that host has none of the others.
   if (!call.replace || source == others + count ||
@@ -239,7 +243,8 @@ ItemStatus ChunkIndex::mend_one(const MendCall &call, size_t i, uint32_t slot, P
     to = kNowhere;
     source = &from;
   }
-  append_move(moves, begin_move(slot, call.shard, from, to, moves), *source, segments_, chunks_[slot]);
+  const MoveKind kind = to == kNowhere ? MoveKind::kDrop : MoveKind::kMove;
+  append_move(moves, begin_move(slot, call.shard, from, to, kind, moves), *source, segments_, chunks_[slot]);
   return ItemStatus::kOk;
 }
 
@@ -251,7 +256,10 @@ Outcome ChunkIndex::commit_moves(const uint8_t *ids, size_t count, uint8_t *stat
     // Without their records they are not committed.
     Undo undo([&] {
       for (size_t i = 0; i < done; ++i) {
-        if (statuses[i] == static_cast<uint8_t>(ItemStatus::kOk)) moves_.find(load_u64(ids + i * 8))->committed = false;
+        if (statuses[i] != static_cast<uint8_t>(ItemStatus::kOk)) continue;
+        Move *move = moves_.find(load_u64(ids + i * 8));
+        move->committed = false;
+        move->leaves = 0;
       }
       condemned_.release_reads(reserved);
     });
@@ -268,8 +276,11 @@ Outcome ChunkIndex::commit_moves(const uint8_t *ids, size_t count, uint8_t *stat
           append_u32(records, static_cast<uint32_t>(record.size()));
           records->append(record);
           // What it leaves may have readers, and publishing must not need memory.
-          condemned_.reserve_reads(1);
-          ++reserved;
+          const uint32_t leaves = leaves_of(*move);
+          condemned_.reserve_reads(leaves);
+          reserved += leaves;
+          if (move->kind == MoveKind::kAdd) chunks_.reserve_places();
+          move->leaves = leaves;
           move->committed = true;
         } else {
           end_move(*move);
@@ -284,15 +295,21 @@ Outcome ChunkIndex::commit_moves(const uint8_t *ids, size_t count, uint8_t *stat
 
 // Whether the chunk is still what was copied, and may be told to be elsewhere.
 ItemStatus ChunkIndex::commit_move(const Move &move) const {
-  if (move.slot == kNone || segments_.lost(move.from)) return ItemStatus::kNotFound;
-  if (!move.nowhere() && segments_.lost(move.to)) return ItemStatus::kNotFound;
+  if (move.slot == kNone) return ItemStatus::kNotFound;
   const Chunk &chunk = chunks_[move.slot];
+  if (move.kind == MoveKind::kShed) {
+    if (chunk.writes != 0) return ItemStatus::kWriting;
+    return missing_on_disk(chunk) == 0 ? ItemStatus::kOk : ItemStatus::kNotFound;
+  }
+  if (segments_.lost(move.from)) return ItemStatus::kNotFound;
+  if (!move.nowhere() && segments_.lost(move.to)) return ItemStatus::kNotFound;
   // Records of puts under way name the old place. Which of them comes last in the store would be left to chance.
   if (chunk.writes != 0) return ItemStatus::kWriting;
+  // Of the other shards there is one on a disk that is lost meanwhile.
+  if (move.kind == MoveKind::kChill && missing_on_disk(chunk) > 1) return ItemStatus::kNotFound;
   const Shard &shard = chunk.shard(move.shard);
-  Place others[kReplicasMax] = {};
   // The last copy does not go to nowhere.
-  if (move.nowhere() && others_of(shard, move.from, others) == 0) return ItemStatus::kNotFound;
+  if (move.nowhere() && !lies_elsewhere(shard, move.from)) return ItemStatus::kNotFound;
   for (uint32_t r = 0; r < shard.replicas; ++r) {
     if (chunks_.place(shard, r) == move.from) return ItemStatus::kOk;
   }
@@ -307,39 +324,65 @@ Outcome ChunkIndex::publish_moves(const uint8_t *ids, size_t count, int64_t now,
       const Move *move = moves_.find(load_u64(ids + i * 8));
       // One whose chunk was removed meanwhile waits for reclaim() with it.
       if (move == nullptr || !move->committed || chunks_[move->slot].state != ChunkState::kLive) continue;
+      const uint32_t slot = move->slot;
       *bytes += change_places(*move, now);
       moves_.remove(*move);
+      settle(slot);
     }
     return Outcome::kOk;
   });
 }
 
+// What room was reserved for by `leaves` is used, or released.
 uint64_t ChunkIndex::change_places(const Move &move, int64_t now) {
   Chunk &chunk = chunks_[move.slot];
-  const int64_t until = chunk.leased();
-  const bool read = until > now && !segments_.lost(move.from);
-  if (read) condemned_.until_read(until, move.from);
-  Shard &shard = chunk.shard(move.shard);
-  Place places[kReplicasMax] = {};
-  uint32_t count = 0;
-  for (uint32_t r = 0; r < shard.replicas; ++r) {
-    const Place place = chunks_.place(shard, r);
-    if (place != move.from) {
-      places[count++] = place;
-    } else if (!move.nowhere()) {
-      places[count++] = move.to;
+  uint32_t reserved = move.leaves;
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < chunk.shards; ++i) {
+    if (i != move.shard && !move.sheds()) continue;
+    Shard &shard = chunk.shard(i);
+    Place kept[kReplicasMax] = {}, left[kReplicasMax] = {};
+    uint32_t kept_count = 0, left_count = 0;
+    for (uint32_t r = 0; r < shard.replicas; ++r) {
+      const Place place = chunks_.place(shard, r);
+      const bool goes = leaves(move, i, place);
+      if (goes) left[left_count++] = place;
+      if (!goes || move.kind == MoveKind::kMove) kept[kept_count++] = goes ? move.to : place;
     }
+    if (i == move.shard && move.adds()) kept[kept_count++] = move.to;
+    chunks_.set_places(shard, kept, kept_count);
+    for (uint32_t r = 0; r < left_count; ++r) bytes += give_when_read(left[r], chunk.leased(), now, &reserved);
   }
-  chunks_.set_places(shard, places, count);
+  condemned_.release_reads(reserved);
   if (!move.nowhere()) {
     if (!segments_.lost(move.to)) segments_[move.to.segment].space.set_slot(move.to.piece, move.slot);
     segments_.set_committed(move.to);
   }
-  if (!read) {
-    condemned_.release_reads(1);
-    return segments_.give(move.from);
+  return bytes;
+}
+
+// Whether this extent of a shard is given up when the move is published.
+bool ChunkIndex::leaves(const Move &move, uint32_t shard, Place place) const {
+  if (move.sheds()) return !segments_.on_disk(place);
+  return !move.adds() && shard == move.shard && place == move.from;
+}
+
+uint32_t ChunkIndex::leaves_of(const Move &move) const {
+  const Chunk &chunk = chunks_[move.slot];
+  uint32_t count = 0;
+  for (uint32_t i = 0; i < chunk.shards; ++i) {
+    const Shard &shard = chunk.shard(i);
+    for (uint32_t r = 0; r < shard.replicas; ++r) count += leaves(move, i, chunks_.place(shard, r)) ? 1 : 0;
   }
-  segments_.set_waiting(move.from);
+  return count;
+}
+
+// Now, or with the last lease, for which one of `reserved` is used. Returns the bytes that are free now.
+uint64_t ChunkIndex::give_when_read(Place place, int64_t until, int64_t now, uint32_t *reserved) {
+  if (until <= now || segments_.lost(place)) return segments_.give(place);
+  condemned_.until_read(until, place);
+  --*reserved;
+  segments_.set_waiting(place);
   return 0;
 }
 
@@ -356,7 +399,7 @@ Outcome ChunkIndex::abort_moves(const uint8_t *ids, size_t count, uint64_t *byte
 
 uint64_t ChunkIndex::end_move(const Move &move) {
   const Place to = move.to;
-  if (move.committed) condemned_.release_reads(1);
+  condemned_.release_reads(move.leaves);
   moves_.remove(move);
   return to == kNowhere ? 0 : segments_.give(to);
 }
@@ -365,8 +408,12 @@ uint64_t ChunkIndex::end_move(const Move &move) {
 void ChunkIndex::leave_move(uint32_t slot) {
   Move *move = moves_.of(slot);
   if (move == nullptr) return;
-  if (!move->nowhere()) segments_.set_waiting(move->to);
-  if (!move->committed) moves_.leave(*move);
+  if (!move->nowhere()) {
+    segments_.set_waiting(move->to);
+    if (!move->committed) moves_.leave(*move);
+  } else if (!move->committed) {
+    end_move(*move);
+  }
 }
 
 }  // namespace moonpool::index

@@ -54,7 +54,7 @@ Outcome ChunkIndex::start(const StartCall &call, uint8_t *statuses, uint8_t *ext
       return true;
     });
     undo.keep();
-    std::for_each(used.rbegin(), used.rend(), [&](uint32_t slot) { policy_->on_touch(slot); });
+    std::for_each(used.rbegin(), used.rend(), [&](uint32_t slot) { touch_one(slot); });
     return Outcome::kOk;
   });
 }
@@ -79,7 +79,7 @@ ItemStatus ChunkIndex::start_one(const StartCall &call, size_t i, uint32_t *slot
     if (chunk.shards != call.shards) return chunk.committed > 0 ? ItemStatus::kConflict : ItemStatus::kWriting;
     Shard &shard = chunk.shard(call.shard);
     if (shard.state == ShardState::kWriting) return ItemStatus::kWriting;
-    if (shard.state == ShardState::kCommitted && !lost(shard)) {
+    if (shard.state == ShardState::kCommitted && !abandoned(shard)) {
       if (shard.length != length) return ItemStatus::kConflict;
       write_extent(extents, shard.generation, 0, 0, kNone);
       return ItemStatus::kAlready;

@@ -79,10 +79,11 @@ Outcome ChunkIndex::locate(Hashes hashes, uint32_t shard, int64_t now, int64_t l
           if (shard >= chunk.shards) {
             status = ItemStatus::kInvalid;
           } else if (readable(chunk.shard(shard))) {
-            status = ItemStatus::kOk;
+            const uint32_t count = readable_in_memory(chunk.shard(shard));
+            status = count > 0 ? ItemStatus::kOk : ItemStatus::kLoading;
             found[i] = slot;
             if (chunks_[slot].leased() <= now) touched.push_back(slot);
-            *replicas = std::max<uint32_t>(*replicas, chunk.shard(shard).replicas);
+            *replicas = std::max<uint32_t>(*replicas, count);
             const Place first = chunks_.place(chunk.shard(shard), 0);
             if (!segments_.lost(first)) segments_[first.segment].space.prefetch(first.piece);
           }
@@ -106,12 +107,12 @@ Outcome ChunkIndex::locate(Hashes hashes, uint32_t shard, int64_t now, int64_t l
   });
 }
 
-// The replicas that can be read, first; returns how many.
+// The replicas that can be read by others, first; returns how many.
 uint32_t ChunkIndex::write_extents(const Shard &shard, uint8_t *out) const {
   uint32_t count = 0;
   for (uint32_t r = 0; r < shard.replicas; ++r) {
     const Place place = chunks_.place(shard, r);
-    if (!segments_.readable(place)) continue;
+    if (!segments_.readable(place) || segments_.on_disk(place)) continue;
     const Segment &segment = segments_[place.segment];
     write_extent(out + count++ * kExtentBytes, shard.generation, segment.space.offset(place.piece) * kUnit,
                  shard.length, segment.number);

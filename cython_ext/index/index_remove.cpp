@@ -7,9 +7,6 @@ namespace moonpool::index {
 
 namespace {
 
-// Chunks that one call of evict() looks at: it ends also where nearly everything is in use.
-constexpr uint32_t kLooksMax = 100'000;
-
 // Whether a committed shard has such a generation.
 template <class Is>
 bool any_generation(const Chunk &chunk, Is is) {
@@ -18,6 +15,33 @@ bool any_generation(const Chunk &chunk, Is is) {
   }
   return false;
 }
+
+// Spared, as it is looked up.
+class SparedChunks {
+ public:
+  SparedChunks(const Spared &spared, std::unordered_set<uint32_t> slots)
+      : slots_(std::move(slots)), ranges_(spared.count), newest_(spared.newest) {
+    for (size_t i = 0; i < spared.count; ++i) {
+      ranges_[i] = {load_u64(spared.ranges + i * 16), load_u64(spared.ranges + i * 16 + 8)};
+    }
+    std::sort(ranges_.begin(), ranges_.end());
+  }
+  bool has(uint32_t slot, const Chunk &chunk) const {
+    const auto in_range = [&](uint64_t generation) {
+      const auto after = std::upper_bound(ranges_.begin(), ranges_.end(), std::pair{generation, UINT64_MAX});
+      return after != ranges_.begin() && std::prev(after)->second >= generation;
+    };
+    return slots_.contains(slot) || (!ranges_.empty() && any_generation(chunk, in_range));
+  }
+  bool too_new(const Chunk &chunk) const {
+    return any_generation(chunk, [&](uint64_t generation) { return generation > newest_; });
+  }
+
+ private:
+  std::unordered_set<uint32_t> slots_;
+  std::vector<std::pair<uint64_t, uint64_t>> ranges_;
+  uint64_t newest_;
+};
 
 }  // namespace
 
@@ -74,7 +98,12 @@ Outcome ChunkIndex::remove_prefix(uint32_t name_space, const uint8_t *hash, std:
 // Eviction makes room where something can be written; what lies elsewhere is not given up for nothing.
 bool ChunkIndex::may_go(uint32_t slot, int64_t now) {
   Chunk &chunk = chunks_[slot];
-  if (chunk.pins != 0 || chunk.writes != 0 || chunk.child != kNone || chunk.leased() > now) return false;
+  if (chunk.pins != 0 || chunk.writes != 0 || chunk.warm_children != 0 || chunk.leased() > now) return false;
+  // Its extents in memory are given up as soon as the record says so.
+  if (const Move *move = moves_.of(slot);
+      move != nullptr && (move->kind == MoveKind::kShed || (move->sheds() && move->committed))) {
+    return false;
+  }
   return writable_bytes(chunk) != 0;
 }
 
@@ -84,51 +113,52 @@ uint64_t ChunkIndex::writable_bytes(const Chunk &chunk) const {
     const Shard &shard = chunk.shard(i);
     for (uint32_t r = 0; r < shard.replicas; ++r) {
       const Place place = chunks_.place(shard, r);
-      if (segments_[place.segment].writable) bytes += segments_.bytes(place);
+      if (segments_[place.segment].writable && !segments_.on_disk(place)) bytes += segments_.bytes(place);
     }
   }
   return bytes;
 }
 
-Outcome ChunkIndex::evict(uint64_t want, int64_t now, std::string *slots, std::string *keys, uint64_t *bytes,
+Outcome ChunkIndex::evict(uint64_t want, int64_t now, const DemoteCall &demote, Evicted *evicted,
                           const Spared &spared) noexcept {
   return guarded([&] {
     const Exclusive held = exclusive();
-    *bytes = 0;
-    uint32_t looks = kLooksMax;
+    uint32_t looks = kLooksMax, copies = 0;
+    uint64_t copied = 0;
     tell_capacity();
     std::unordered_set<uint32_t> kept;
     for (size_t i = 0; i < spared.hashes.count; ++i) kept.insert(find(spared.hashes[i], spared.hashes.name_space));
-    std::vector<std::pair<uint64_t, uint64_t>> ranges(spared.count);
-    for (size_t i = 0; i < spared.count; ++i) {
-      ranges[i] = {load_u64(spared.ranges + i * 16), load_u64(spared.ranges + i * 16 + 8)};
-    }
-    std::sort(ranges.begin(), ranges.end());
-    const auto in_range = [&](uint64_t generation) {
-      const auto after = std::upper_bound(ranges.begin(), ranges.end(), std::pair{generation, UINT64_MAX});
-      return after != ranges.begin() && std::prev(after)->second >= generation;
+    const SparedChunks are_spared(spared, std::move(kept));
+    const Policy::MayGo may_go_now = [&](uint32_t slot) {
+      // What is being copied already is passed over by who would copy it; who needs room now takes it.
+      return may_go(slot, now) && (demote.uses_min == 0 || moves_.of(slot) == nullptr) &&
+             !are_spared.has(slot, chunks_[slot]);
     };
-    const auto is_spared = [&](uint32_t slot) {
-      return kept.contains(slot) || (!ranges.empty() && any_generation(chunks_[slot], in_range));
-    };
-    const Policy::MayGo may_go_now = [&](uint32_t slot) { return may_go(slot, now) && !is_spared(slot); };
-    while (*bytes < want) {
+    while (evicted->bytes < want) {
       const uint32_t slot = policy_->victim(may_go_now, &looks);
-      const auto too_new = [&](uint64_t generation) { return generation > spared.newest; };
-      if (slot == kNone || any_generation(chunks_[slot], too_new)) break;
+      if (slot == kNone || are_spared.too_new(chunks_[slot])) break;
+      const uint64_t bytes = writable_bytes(chunks_[slot]);
+      // The caller has to hear of those that are given up already.
+      const Outcome no_memory = evicted->slots.empty() && evicted->moves.empty() ? Outcome::kNoMemory : Outcome::kOk;
+      Chilled chilled = Chilled::kNot;
       try {
-        slots->reserve(slots->size() + 4);
-        keys->reserve(keys->size() + 4 + kHashBytes);
+        chilled = chill_one(slot, demote, &evicted->moves, &evicted->full);
       } catch (const std::bad_alloc &) {
-        // The caller has to hear of those that are given up already.
-        if (slots->empty()) throw;
-        break;
+        return no_memory;
       }
-      *bytes += writable_bytes(chunks_[slot]);
-      append_u32(slots, slot);
-      append_key(keys, chunks_[slot]);
-      detach(slot, true);
-      ++evicted_;
+      const bool hopeless = evicted->full != kNone && nothing_cold(evicted->full);
+      if (hopeless) evicted->full = kNone;
+      if (chilled == Chilled::kWaits && !hopeless) break;
+      if (chilled == Chilled::kNot || chilled == Chilled::kWaits) {
+        if (!give_up_chunk(slot, &evicted->slots, &evicted->keys)) return no_memory;
+        evicted->lost_bytes += bytes;
+        ++evicted_;
+      } else if (chilled == Chilled::kCopied) {
+        copied += bytes;
+        ++copies;
+      }
+      evicted->bytes += bytes;
+      if (copies > 0 && (copies >= demote.count_max || copied >= demote.bytes_max)) break;
     }
     return Outcome::kOk;
   });

@@ -108,7 +108,8 @@ bool ChunkIndex::restore_shard(const RecordShard &from, Chunk &chunk, uint32_t s
   for (const RecordExtent &extent : from.extents) {
     const uint32_t at = segments_.find_or_make(extent.segment);
     if (at == kNone || segments_[at].dropped) return false;
-    const uint32_t piece = segments_[at].space.take_at(extent.offset / kUnit, units_of(from.length), slot);
+    const uint32_t piece =
+        segments_[at].space.take_at(extent.offset / kUnit, units_in(segments_[at], from.length), slot);
     if (piece == kNone) return false;
     segments_[at].space.set_committed(piece);
     places[count++] = {piece, static_cast<uint16_t>(at)};

@@ -5,14 +5,17 @@
 
 namespace moonpool::index {
 
-Outcome ChunkIndex::add_segment(uint32_t number, uint64_t capacity, uint32_t host, int64_t ramp_up,
-                                int64_t now) noexcept {
+Outcome ChunkIndex::add_segment(uint32_t number, uint64_t capacity, uint32_t host, int64_t ramp_up, int64_t now,
+                                uint32_t memory) noexcept {
   return guarded([&] {
     const Exclusive held = exclusive();
+    const Segment *partner = memory == kNone ? nullptr : segments_.find(memory);
+    if (memory != kNone && (partner == nullptr || partner->disk)) return Outcome::kUnknownSegment;
     const uint32_t at = segments_.find_or_make(number);
     if (at == kNone) return Outcome::kTooManySegments;
     Segment &segment = segments_[at];
     if (segment.dropped) return Outcome::kLostSegment;
+    if (partner != nullptr && !make_disk(at)) return Outcome::kUnknownSegment;
     if (!segment.space.set_capacity(capacity / kUnit)) return Outcome::kTooSmall;
     segment.host = host;
     if (!segment.added) {
@@ -20,9 +23,28 @@ Outcome ChunkIndex::add_segment(uint32_t number, uint64_t capacity, uint32_t hos
       segment.ramp_up_ms = ramp_up;
     }
     segment.added = true;
+    if (partner != nullptr) segments_.pair(at, segments_.place_of(memory));
     segments_.set(segment, true, true);
     return Outcome::kOk;
   });
+}
+
+Outcome ChunkIndex::know_disk(uint32_t number) noexcept {
+  return guarded([&] {
+    const Exclusive held = exclusive();
+    const uint32_t at = segments_.find_or_make(number);
+    if (at == kNone) return Outcome::kTooManySegments;
+    return make_disk(at) ? Outcome::kOk : Outcome::kLostSegment;
+  });
+}
+
+// False: it is memory, or dropped.
+bool ChunkIndex::make_disk(uint32_t at) {
+  Segment &segment = segments_[at];
+  if (segment.dropped || (!segment.disk && (segment.added || segment.space.extents() != 0))) return false;
+  cold_.open(static_cast<uint16_t>(at));
+  segment.disk = true;
+  return true;
 }
 
 Outcome ChunkIndex::set_segment(uint32_t number, bool writable, bool readable) noexcept {
@@ -84,7 +106,10 @@ Outcome ChunkIndex::sweep(uint32_t count_max, std::string *slots, bool *complete
         drop_lost_places(shard);
         gone = gone || (shard.state == ShardState::kCommitted && shard.replicas == 0);
       }
-      if (!gone || chunk.writes != 0) continue;
+      if (!gone || chunk.writes != 0) {
+        settle(at);
+        continue;
+      }
       detach(at, false);
       append_u32(slots, at);
     }

@@ -9,6 +9,7 @@ Outcome ChunkIndex::stats(IndexStats *stats) noexcept {
     *stats = {};
     stats->chunks = listed_;
     stats->chunks_max = chunks_max_;
+    stats->on_disk = cold_.count();
     stats->writing = writes_.count();
     stats->moving = moves_.count();
     stats->pinned = pins_.count();
@@ -68,9 +69,13 @@ std::string ChunkIndex::check_chunk(uint32_t slot) const {
   if (chunk.state != ChunkState::kLive) return chunk.listed || chunk.child != kNone ? "a removed chunk is listed" : "";
   if (find(chunk.hash, chunk.name_space) != slot) return "a chunk is not in the table";
   if (!chunk.listed && committed == 0 && writes == 0) return "an empty chunk is kept";
+  uint32_t warm = 0;
   for (uint32_t child = chunk.child; child != kNone; child = chunks_[child].older) {
     if (chunks_[child].parent != slot) return "a child has another parent";
+    warm += chunks_[child].cold ? 0 : 1;
   }
+  if (warm != chunk.warm_children) return "the count of children in memory is wrong";
+  if (chunk.cold && !chunk.listed) return "a chunk on a disk is not listed";
   return "";
 }
 
@@ -94,12 +99,12 @@ std::string ChunkIndex::check_sums() {
   if (listed != listed_) return "the count of chunks is wrong";
   if (writes != writes_.count()) return "a write has no chunk";
   if (reserved != condemned_.reserved()) return "a write can not be given up, or room for that is lost";
-  size_t committed_moves = 0;
+  size_t leaving = 0;
   moves_.each([&](const Move &move) {
     if (!move.nowhere()) ++places[move.to.segment];
-    committed_moves += move.committed ? 1 : 0;
+    leaving += move.leaves;
   });
-  if (committed_moves != condemned_.reads_reserved()) return "a move can not be published, or room for that is lost";
+  if (leaving != condemned_.reads_reserved()) return "a move can not be published, or room for that is lost";
   size_t expected = condemned_.count(), lost = 0;
   for (uint32_t at = 0; at < segments_.end(); ++at) {
     if (!segments_.used(at)) continue;

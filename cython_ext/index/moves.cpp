@@ -3,7 +3,7 @@
 
 namespace moonpool::index {
 
-Move &Moves::add(uint32_t slot, uint32_t shard, Place from, Place to) {
+Move &Moves::add(uint32_t slot, uint32_t shard, Place from, Place to, MoveKind kind) {
   const uint64_t id = last_ + 1;
   Move &made = all_[id];
   try {
@@ -13,7 +13,7 @@ Move &Moves::add(uint32_t slot, uint32_t shard, Place from, Place to) {
     throw;
   }
   last_ = id;
-  made = {id, slot, shard, from, to, false};
+  made = {id, slot, shard, from, to, kind, false, 0};
   return made;
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Moves that are under way: one replica of one shard of a chunk is copied to another segment, or to nowhere: then it
-// goes. Not thread-safe.
+// Moves that are under way: one replica of one shard of a chunk is copied to another segment, instead of the old one or
+// beside it, or goes; or all that a chunk has in memory goes. Not thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -12,19 +12,33 @@
 
 namespace moonpool::index {
 
+constexpr Place kNowhere{kNone, 0};
+
+enum class MoveKind : uint8_t {
+  kMove,   // the copy takes the place of the old extent
+  kDrop,   // nothing is copied: the old extent is given up
+  kAdd,    // the copy is one more replica
+  kChill,  // as kAdd, and then the whole chunk is on disks: its extents in memory are given up
+  kShed,   // nothing is copied: the chunk is on disks already, and its extents in memory are given up
+};
+
 struct Move {
   uint64_t id;
   uint32_t slot, shard;  // kNone: the chunk has gone, and `to` is kept until nothing can be written there
-  Place from, to;
-  bool committed;  // the copy is good, and the record that says so is on its way to the store
+  Place from, to;        // to: kNowhere where nothing is copied
+  MoveKind kind;
+  bool committed;   // the copy is good, and the record that says so is on its way to the store
+  uint32_t leaves;  // committed: extents that room is reserved for, which may have readers when they are given up
 
-  bool nowhere() const { return to.piece == kNone; }
+  bool adds() const { return kind == MoveKind::kAdd || kind == MoveKind::kChill; }
+  bool sheds() const { return kind == MoveKind::kChill || kind == MoveKind::kShed; }
+  bool nowhere() const { return kind == MoveKind::kDrop || kind == MoveKind::kShed; }
 };
 
 class Moves {
  public:
   // Of a chunk that has none. Throws std::bad_alloc, before anything has changed.
-  Move &add(uint32_t slot, uint32_t shard, Place from, Place to);
+  Move &add(uint32_t slot, uint32_t shard, Place from, Place to, MoveKind kind);
   // Null: there is none.
   Move *find(uint64_t id);
   Move *of(uint32_t slot);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which chunk goes first. A policy keeps its state in the chunks (two links and three numbers each) and is told of
+// Which chunk goes first. A policy keeps its state in the chunks (two links and two numbers each) and is told of
 // every committed chunk that comes, is hit or goes. Not thread-safe.
 #pragma once
 
@@ -29,11 +29,13 @@ class Policy {
   virtual void on_touch(uint32_t slot) = 0;
   // Before it leaves its parent.
   virtual void on_remove(uint32_t slot, bool evicted) = 0;
-  // The last child of a chunk that it knows is gone, or has another parent.
+  // The last child of a chunk that it knows, but for those on disks, is gone, or has another parent.
   virtual void on_leaf(uint32_t, uint32_t) {}
   // What goes next of those that `may_go`; it stays where it is. kNone: nothing was found within `looks`, which is
   // lowered by one for each chunk that was looked at.
   virtual uint32_t victim(const MayGo &may_go, uint32_t *looks) = 0;
+  // How often it was used, as far as that is counted: 1 is what was put and not used since.
+  virtual uint32_t uses(uint32_t slot) const = 0;
   virtual size_t bytes() const { return 0; }
 
  protected:

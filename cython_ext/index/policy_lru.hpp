@@ -4,6 +4,8 @@
 // until the last of them is gone, and takes its place.
 #pragma once
 
+#include <algorithm>
+
 #include "policy.hpp"
 #include "policy_list.hpp"
 
@@ -14,27 +16,28 @@ class LruPolicy final : public Policy {
   explicit LruPolicy(Chunks &chunks) : chunks_(chunks), list_(chunks) {}
 
   void on_insert(uint32_t slot, uint32_t) override {
-    parked(slot) = 0;
+    chunks_[slot].policy_b = 1;
     list_.add(slot);
   }
   void on_touch(uint32_t slot) override {
     on_remove(slot, false);
-    on_insert(slot, kNone);
+    chunks_[slot].policy_b = std::min(uses(slot) + 1, kParked - 1);
+    list_.add(slot);
   }
   void on_remove(uint32_t slot, bool) override {
-    if (parked(slot) == 0) list_.remove(slot);
+    if (!parked(slot)) list_.remove(slot);
   }
   void on_leaf(uint32_t slot, uint32_t) override {
-    if (parked(slot) == 0) return;
-    parked(slot) = 0;
+    if (!parked(slot)) return;
+    chunks_[slot].policy_b &= ~kParked;
     list_.add_oldest(slot);
   }
   uint32_t victim(const MayGo &may_go, uint32_t *looks) override {
     for (size_t turns = list_.size(); turns > 0 && *looks > 0; --turns, --*looks) {
       const uint32_t oldest = list_.oldest();
-      if (chunks_[oldest].child != kNone) {
+      if (has_children(chunks_[oldest])) {
         list_.remove(oldest);
-        parked(oldest) = 1;
+        chunks_[oldest].policy_b |= kParked;
       } else if (may_go(oldest)) {
         return oldest;
       } else {
@@ -43,9 +46,16 @@ class LruPolicy final : public Policy {
     }
     return kNone;
   }
+  uint32_t uses(uint32_t slot) const override { return chunks_[slot].policy_b & ~kParked; }
+  size_t size() const { return list_.size(); }  // without those that are parked
 
  private:
-  uint32_t &parked(uint32_t slot) { return chunks_[slot].policy_a; }
+  // In policy_b, beside the count of uses.
+  static constexpr uint32_t kParked = 1u << 31;
+
+  // A chunk that is cold itself has none but cold ones, as a rule, and none may lose its parent.
+  static bool has_children(const Chunk &chunk) { return chunk.cold ? chunk.child != kNone : chunk.warm_children != 0; }
+  bool parked(uint32_t slot) const { return (chunks_[slot].policy_b & kParked) != 0; }
 
   Chunks &chunks_;
   PolicyList list_;

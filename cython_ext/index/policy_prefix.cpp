@@ -75,7 +75,8 @@ void PrefixPolicy::on_insert(uint32_t slot, uint32_t parent) {
   list_of(made).add(slot);
   if (ghost) {
     // What comes before it was used as often.
-    for (uint32_t above = parent; above != kNone && chunks_[above].listed; above = chunks_[above].parent) {
+    for (uint32_t above = parent; above != kNone && chunks_[above].listed && !chunks_[above].cold;
+         above = chunks_[above].parent) {
       const State its = state(above);
       if (its.count >= made.count) break;
       recount(above, its.clock, made.count);
@@ -138,7 +139,7 @@ uint32_t PrefixPolicy::victim(const MayGo &may_go, uint32_t *looks) {
     }
     if (best == kNone) return kNone;
     State its = state(best);
-    if (chunks_[best].child != kNone) {
+    if (chunks_[best].warm_children != 0) {
       unlink(best, its);
       its.parked = true;
       set_state(best, its);

@@ -23,6 +23,7 @@ class PrefixPolicy final : public Policy {
   void on_remove(uint32_t slot, bool evicted) override;
   void on_leaf(uint32_t slot, uint32_t last_child) override;
   uint32_t victim(const MayGo &may_go, uint32_t *looks) override;
+  uint32_t uses(uint32_t slot) const override { return state(slot).count; }
   size_t bytes() const override { return ghosts_.bytes(); }
 
  private:

@@ -14,8 +14,8 @@ void S3FifoPolicy::set_capacity(size_t chunks) {
 
 void S3FifoPolicy::on_insert(uint32_t slot, uint32_t) {
   Chunk &chunk = chunks_[slot];
-  uses(chunk) = parked(chunk) = 0;
-  in_main(chunk) = ghosts_.take(chunk.name(seed_), 0) ? 1 : 0;
+  uses(chunk) = 0;
+  chunk.policy_c = ghosts_.take(chunk.name(seed_), 0) ? kInMain : 0;
   queue_of(chunk).add(slot);
 }
 
@@ -23,14 +23,14 @@ void S3FifoPolicy::on_touch(uint32_t slot) { uses(chunks_[slot]) = std::min(kUse
 
 void S3FifoPolicy::on_remove(uint32_t slot, bool evicted) {
   Chunk &chunk = chunks_[slot];
-  if (parked(chunk) == 0) queue_of(chunk).remove(slot);
-  if (evicted && in_main(chunk) == 0) ghosts_.put(chunk.name(seed_), {0, 0}, 0);
+  if (!parked(chunk)) queue_of(chunk).remove(slot);
+  if (evicted && !in_main(chunk)) ghosts_.put(chunk.name(seed_), {0, 0}, 0);
 }
 
 void S3FifoPolicy::on_leaf(uint32_t slot, uint32_t) {
   Chunk &chunk = chunks_[slot];
-  if (parked(chunk) == 0) return;
-  parked(chunk) = 0;
+  if (!parked(chunk)) return;
+  chunk.policy_c &= ~kParked;
   queue_of(chunk).add_oldest(slot);
 }
 
@@ -46,13 +46,13 @@ uint32_t S3FifoPolicy::victim(const MayGo &may_go, uint32_t *looks) {
     PolicyList &queue = from_small ? small_ : main_;
     const uint32_t oldest = queue.oldest();
     Chunk &chunk = chunks_[oldest];
-    if (chunk.child != kNone) {
+    if (chunk.warm_children != 0) {
       queue.remove(oldest);
-      parked(chunk) = 1;
+      chunk.policy_c |= kParked;
     } else if (from_small && uses(chunk) > 1) {
       small_.remove(oldest);
       uses(chunk) = 0;
-      in_main(chunk) = 1;
+      chunk.policy_c |= kInMain;
       main_.add(oldest);
     } else if (from_main && !from_small && uses(chunk) > 0) {
       --uses(chunk);

@@ -21,16 +21,23 @@ class S3FifoPolicy final : public Policy {
   void on_remove(uint32_t slot, bool evicted) override;
   void on_leaf(uint32_t slot, uint32_t last_child) override;
   uint32_t victim(const MayGo &may_go, uint32_t *looks) override;
+  uint32_t uses(uint32_t slot) const override {
+    const Chunk &chunk = chunks_[slot];
+    return 1 + chunk.policy_b + (in_main(chunk) ? 1 : 0);
+  }
   size_t bytes() const override { return ghosts_.bytes(); }
 
  private:
   static constexpr uint32_t kUsesMax = 3;
   static constexpr size_t kSmallShare = 10;  // a tenth of all, as in the paper
 
-  static uint32_t &uses(Chunk &chunk) { return chunk.policy_a; }
-  static uint32_t &in_main(Chunk &chunk) { return chunk.policy_b; }
-  static uint32_t &parked(Chunk &chunk) { return chunk.policy_c; }
-  PolicyList &queue_of(Chunk &chunk) { return in_main(chunk) != 0 ? main_ : small_; }
+  // In policy_c.
+  static constexpr uint32_t kInMain = 1, kParked = 2;
+
+  static uint32_t &uses(Chunk &chunk) { return chunk.policy_b; }
+  static bool in_main(const Chunk &chunk) { return (chunk.policy_c & kInMain) != 0; }
+  static bool parked(const Chunk &chunk) { return (chunk.policy_c & kParked) != 0; }
+  PolicyList &queue_of(const Chunk &chunk) { return in_main(chunk) ? main_ : small_; }
 
   Chunks &chunks_;
   const uint64_t seed_;

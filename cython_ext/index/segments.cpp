@@ -36,9 +36,23 @@ void Segments::set(Segment &segment, bool writable, bool readable) {
   segment.readable = readable;
 }
 
+void Segments::pair(uint32_t disk, uint32_t memory) {
+  part(*all_[disk]);
+  part(*all_[memory]);
+  all_[disk]->partner = memory;
+  all_[memory]->partner = disk;
+}
+
+void Segments::part(Segment &segment) {
+  if (segment.partner == kNone) return;
+  all_[segment.partner]->partner = kNone;
+  segment.partner = kNone;
+}
+
 void Segments::drop(uint32_t at) {
   Segment &segment = *all_[at];
   if (segment.dropped) return;
+  part(segment);
   set(segment, false, false);
   segment.dropped = true;
   segment.left = segment.space.extents();
@@ -89,7 +103,8 @@ size_t Segments::bytes() const {
 uint64_t Segments::capacity_max() const {
   uint64_t most = 0;
   for (const auto &segment : all_) {
-    if (segment != nullptr && segment->added && !segment->dropped) most = std::max(most, segment->space.capacity());
+    if (segment != nullptr && segment->added && !segment->dropped && !segment->disk)
+      most = std::max(most, segment->space.capacity());
   }
   return most;
 }

@@ -40,8 +40,8 @@ class SegmentRow:
         node: the name of the node, for people.
         host_id: of its host.
         address: of its transfer engine.
-        region: its name there.
-        incarnation: of that engine, 16 bytes.
+        region: its name there; empty for a disk, which nobody reaches through an engine.
+        incarnation: of that engine, or of what is kept on the disk, 16 bytes.
         capacity_bytes: its size.
         draining: takes nothing new.
         lost: its node is gone; the row stays until no record of a chunk names it.
@@ -56,6 +56,11 @@ class SegmentRow:
     capacity_bytes: int
     draining: bool = False
     lost: bool = False
+
+    @property
+    def disk(self) -> bool:
+        """Whether it is a disk."""
+        return not self.region
 
 
 @dataclass(frozen=True)

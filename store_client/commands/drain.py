@@ -102,7 +102,7 @@ def _judge(left: pb.Segment | None, number: int, *, quiet: bool) -> None:
 def _number(client: StoreClient, which: str | None, node: str | None) -> int:
     name = which if which is not None else node
     known = client.segments()
-    its = [one for one in known if one.node == name]
+    its = [one for one in known if one.node == name and one.medium == pb.DRAM]
     # One whose node was started anew is there until the master gives it up.
     found = {one.segment for one in its if not one.away} or {one.segment for one in its}
     if which is not None and which.isdecimal():

@@ -22,6 +22,7 @@ def as_dict(segment: pb.Segment) -> dict[str, Any]:
         "segment": segment.segment,
         "state": pb.SegmentState.Name(segment.state).lower(),
         "node": segment.node,
+        "medium": pb.Medium.Name(segment.medium).lower(),
         "host_id": segment.host_id,
         "address": segment.address,
         "incarnation": segment.incarnation.hex(),
@@ -73,6 +74,8 @@ def segment_table(segments: list[pb.Segment]) -> Any:
     table.add_column("used", no_wrap=True)
     for one in sorted(segments, key=lambda one: one.segment):
         state = pb.SegmentState.Name(one.state).lower()
+        if one.medium == pb.DISK:
+            state = f"disk, {state}"
         if one.draining.stuck:
             state += f", {one.draining.stuck:,} stuck"
         table.add_row(

@@ -33,6 +33,7 @@ def facts(stats: dict[str, Any]) -> list[tuple[str, str]]:
             f"{index.get('chunks', 0):,} of {index.get('chunks_max', 0):,}, {index.get('writing', 0):,} being written",
         ),
         ("used", f"{format_bytes(index.get('used_bytes', 0))} of {format_bytes(index.get('capacity_bytes', 0))}"),
+        *_disks(stats),
         ("hit rate", f"{100 * (stats.get('hit_rate') or 0.0):.1f}% of {lookups:,} look-ups"),
         (
             "evicted",
@@ -50,6 +51,23 @@ def facts(stats: dict[str, Any]) -> list[tuple[str, str]]:
             f"{counts.get('spoilt_lost_items', 0):,} chunks lost",
         ),
         ("store", f"{store.get('kind', '?')}, {store.get('failures', 0):,} failures"),
+    ]
+
+
+def _disks(stats: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what is on disks, where there are any."""
+    disks = [one for one in stats.get("segments", ()) if one.get("medium") == "DISK"]
+    if not disks:
+        return []
+    index, counts = stats.get("index", {}), stats.get("counts", {})
+    used, capacity = (sum(one[name] for one in disks) for name in ("used_bytes", "capacity_bytes"))
+    return [
+        (
+            "on disks",
+            f"{format_bytes(used)} of {format_bytes(capacity)}, {index.get('on_disk', 0):,} chunks only there; "
+            f"{counts.get('demoted_items', 0):,} written, {counts.get('loaded_items', 0):,} read, "
+            f"{counts.get('spoilt_items', 0):,} spoilt",
+        )
     ]
 
 

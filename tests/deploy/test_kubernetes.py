@@ -18,6 +18,7 @@ from moonpool.address import parse_address, parse_addresses
 from moonpool.master import MasterSettings
 from moonpool.master.store.etcd import EtcdOptions
 from moonpool.node.settings import NodeSettings
+from moonpool.node.slab import SlabPlace
 from moonpool.store_client.settings import StoreClientSettings
 from moonpool.units import parse_bytes
 
@@ -205,6 +206,22 @@ def test_settings_of_a_node(
     # Before it is stopped everything moves away, at the rate of the master.
     patience = pod("DaemonSet")["spec"]["terminationGracePeriodSeconds"]
     assert settings.dram / MasterSettings().drain_rate + 120 < patience
+
+
+def test_a_disk_that_is_commented_out_would_be_there(tmp_path: Path) -> None:
+    text = re.sub(r"^# (ssd = )", r"\1", (FOLDER / "node.toml").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    (tmp_path / "secret").write_text("s3cret\n", encoding="ascii")
+    (tmp_path / "node.toml").write_text(text.replace("/etc/moonpool/secret", str(tmp_path)), encoding="utf-8")
+    settings = NodeSettings.load({}, file=tmp_path / "node.toml", environ=environ("DaemonSet"))
+    assert settings.ssd is not None
+    whole = re.sub(
+        r"^( +)# ((?:- |  )(?:name|mountPath|hostPath|  path|  type)\b)", r"\1\2",
+        (FOLDER / "nodes.yaml").read_text(encoding="utf-8"), flags=re.MULTILINE,
+    )  # fmt: skip
+    spec = yaml.safe_load(whole)["spec"]["template"]["spec"]
+    assert "ssd" in {volume["name"] for volume in spec["volumes"] if "hostPath" in volume}
+    mounts = {mount["name"]: mount["mountPath"] for mount in spec["containers"][0]["volumeMounts"]}
+    assert SlabPlace.parse(settings.ssd).path == Path(mounts["ssd"])
 
 
 def test_kustomize_builds_it(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def test_the_dashboard_is_one_that_grafana_takes() -> None:
         letters = [target["refId"] for target in panel["targets"]]
         assert len(set(letters)) == len(letters)
     rows = [panel["title"] for panel in DASHBOARD["panels"] if panel["type"] == "row"]
-    assert rows == ["Health", "Use", "Calls", "Space", "Sessions, pins and copies", "Store"]
+    assert rows == ["Health", "Use", "Calls", "Space", "Sessions, pins and copies", "Disks", "Store"]
 
 
 def test_promtool_has_nothing_to_say() -> None:

@@ -16,6 +16,7 @@ import pytest
 from moonpool.master import MasterSettings
 from moonpool.master.store.etcd import EtcdOptions
 from moonpool.node.settings import NodeSettings
+from moonpool.node.slab import SlabPlace
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "systemd"
 UNITS = ("moonpool-master.service", "moonpool-node.service")
@@ -106,7 +107,12 @@ def test_settings_that_are_commented_out_are_settings() -> None:
     text = (FOLDER / "moonpool.toml").read_text(encoding="utf-8")
     shown = re.findall(r'^# (\w+) = "(.*)"$', text, re.MULTILINE)
     assert shown
+    assert {name for name, _ in shown} == {"store", "ssd"}
     for name, value in shown:
+        if name == "ssd":
+            place = SlabPlace.parse(NodeSettings.load({name: value}, environ={}).ssd or "")
+            assert f"# ReadWritePaths={place.path}\n" in (FOLDER / "moonpool-node.service").read_text(encoding="utf-8")
+            continue
         settings = MasterSettings.load({name: value}, environ={})
         kind, _, where = settings.store.partition(":")
         assert (kind, len(EtcdOptions.parse(where, settings).endpoints)) == ("etcd", 3)

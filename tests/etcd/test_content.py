@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -75,6 +76,18 @@ def test_a_load_outlives_the_compaction_of_its_revision(
     etcd.ctl("compact", str(now))
     found += list(pages)
     assert b"".join(numbers for numbers, _ in found) == slots(*content)
+
+
+def test_a_disk_comes_back_as_one(etcd_options: Callable[..., EtcdOptions], opened: Open) -> None:
+    options = etcd_options()
+    store = opened(options)
+    rows = [row(1), replace(row(2), region="")]
+    for one in rows:
+        store.put_segment(one).result(SECONDS)
+    store.close()
+    found = opened(options).segments()
+    assert found == rows
+    assert [one.disk for one in found] == [False, True]
 
 
 def test_damaged_rows_are_refused_by_themselves(

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from etcd_testing import SECONDS, Cluster
 from master_testing import eventually
+from store_testing import keys
+from store_testing.disks import CLIENT, OPTIONS, cluster_of, fill, there_again
 
 from moonpool.cluster import LocalCluster, local_cluster
 from moonpool.master.store import EtcdOptions
@@ -105,3 +107,18 @@ def test_a_hand_over_takes_no_longer_than_it_takes_to_notice(pool: LocalCluster)
         # Its lease would have gone on for as long as this.
         assert time.monotonic() - began < SECONDS / 2
         assert led_by(client) == pool.master.split(",")[1]
+
+
+def test_what_is_on_disks_is_found_by_another_master(etcd: Cluster, etcd_options: Callable[..., EtcdOptions]) -> None:
+    store = f"etcd:{etcd.endpoints}/{etcd_options().root.split('/')[1]}"
+    options = {**OPTIONS, "etcd_lease": "3s"}
+    with (
+        cluster_of(store=store, masters=2, master_options=options) as cluster,
+        cluster.client(**CLIENT, timeout=SECONDS) as client,
+    ):
+        kept = keys(20, "kept")
+        fill(client, kept)
+        fill(client, keys(30, "others"))
+        cluster.kill_master(0)
+        there_again(client, kept)
+        assert led_by(client) == cluster.master.split(",")[1]

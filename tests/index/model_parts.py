@@ -22,6 +22,9 @@ class Status(IntEnum):
     TOO_LARGE = 8
     INVALID = 9
     IN_USE = 10
+    NOT_MOVED = 11
+    SPOILT = 12
+    LOADING = 13
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class TestReads:
         index.add_segment(1, MIB, 1, 0, 0)
         put(index, names(2))
         exist(index, names(1))
-        slots, keys, _ = index.evict(1, 0)
+        slots, keys, *_ = index.evict(1, 0)
         assert (unpack_u32s(slots), unpack_keys(keys)) == ([0], [(SPACE, names(1))])
 
     def test_what_is_not_readable_is_not_offered(self, index: ChunkIndex) -> None:
@@ -92,7 +92,7 @@ class TestRemoval:
     def test_a_chain_shortens_from_its_end(self, index: ChunkIndex) -> None:
         put(index, names(6), parents=bytes(32))
         for left in range(5, -1, -1):
-            slots, _, freed = index.evict(1, 0)
+            slots, _, freed, *_ = index.evict(1, 0)
             assert freed == 1088
             index.reclaim(slots, 0)
             assert exist(index, names(6)) == [True] * left + [False] * (6 - left)
@@ -108,7 +108,7 @@ class TestRemoval:
         put(index, names(3))
         index.locate(SPACE, names(1), 0, 0, 100)
         index.pin(OWNER, 1, SPACE, names(2)[32:])
-        slots, _, _ = index.evict(MIB, 0)
+        slots, *_ = index.evict(MIB, 0)
         assert unpack_u32s(slots) == [2]
         assert index.unpin(OWNER, 1) == 1
         assert index.unpin(OWNER, 1) == 0

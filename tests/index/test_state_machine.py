@@ -499,7 +499,7 @@ class IndexAgainstModel(AtAnyTime):
         ranges = [(self.generation(a), self.generation(b)) for a, b in zip(bounds[::2], bounds[1::2], strict=False)]
         packed = u64s(bound for range_ in reversed(ranges) for bound in range_)
         newest = 2**64 - 1 if last is None else self.generation(last)
-        slots, keys, given = self.index.evict(
+        slots, keys, given, *_ = self.index.evict(
             want, self.now, generations=packed, namespace=space, hashes=b"".join(kept), newest=newest
         )
         chunks, expected = self.model.evict(want, self.now, ranges, {(space, name) for name in kept}, newest)

@@ -117,7 +117,7 @@ class NoMemory:
     def __init__(self, index: Any) -> None:
         self._index = index
 
-    def add_segment(self, *_: object) -> None:
+    def add_segment(self, *_: object, **__: object) -> None:
         raise MemoryError
 
     def __getattr__(self, name: str) -> Any:

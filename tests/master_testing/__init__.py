@@ -210,6 +210,18 @@ class Member:
         number: int = reply.segment
         return number
 
+    def mount_disk(self, capacity: int, segment: int = 0, identity: bytes = b"d" * 16) -> int:
+        request = pb.MountSegmentRequest(
+            session=self.id,
+            address="127.0.0.1:1",
+            incarnation=identity,
+            capacity_bytes=capacity,
+            segment=segment,
+            medium=pb.DISK,
+        )
+        number: int = call(self.pool.MountSegment, request).segment
+        return number
+
     def start(self, chunks: bytes, length: int = 1000, namespace: str = "ns", **more: Any) -> Given:
         request = pb.PutStartRequest(
             session=self.id, namespace=namespace, hashes=chunks, lengths=struct.pack("<Q", length), **more
@@ -251,8 +263,9 @@ class Member:
         statuses: bytes = call(self.pool.Exists, pb.ExistsRequest(namespace=namespace, hashes=chunks)).statuses
         return statuses
 
-    def locate(self, chunks: bytes, lease_ms: int = 0, namespace: str = "ns") -> Any:
-        return call(self.pool.Locate, pb.LocateRequest(namespace=namespace, hashes=chunks, lease_ms=lease_ms))
+    def locate(self, chunks: bytes, lease_ms: int = 0, namespace: str = "ns", wait_ms: int = 0) -> Any:
+        request = pb.LocateRequest(namespace=namespace, hashes=chunks, lease_ms=lease_ms, wait_ms=wait_ms)
+        return call(self.pool.Locate, request)
 
     def pin(self, chunks: bytes, namespace: str = "ns") -> Any:
         return call(self.pool.Pin, pb.PinRequest(session=self.id, namespace=namespace, hashes=chunks))

@@ -16,6 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from engine_testing.leaks import eventually
 from store_testing import content, key, say
 from store_testing.workload import TIMEOUT, Workload
 
@@ -34,6 +35,8 @@ OPTIONS = {
     "segment_grace": "3s",
     "quarantine": "1s",
 }
+#: With disks below the memory, which what is used again is pressed down to.
+DISKS = {"high_watermark": "0.6", "low_watermark": "0.4"}
 
 
 class Killed:
@@ -114,7 +117,8 @@ def test_every_get_is_a_miss_an_error_or_the_bytes(
     # Shared memory is written by the client itself, TCP by the node.
     monkeypatch.setenv("MOONPOOL_ENGINE_TRANSPORTS", ("auto", "tcp")[seed % 2 == 0])
     over = threading.Event()
-    with local_cluster(nodes=NODES, dram="4MiB", store="sqlite", master_options=OPTIONS) as cluster:
+    ssd, options = (None, OPTIONS) if seed % 2 == 0 else ("8MiB", {**OPTIONS, **DISKS})
+    with local_cluster(nodes=NODES, dram="4MiB", store="sqlite", ssd=ssd, master_options=options) as cluster:
         works = [Workload(cluster.master, cluster.secret, 100 * seed + number) for number in range(3)]
         failures: list[BaseException] = []
 
@@ -146,6 +150,8 @@ def test_every_get_is_a_miss_an_error_or_the_bytes(
         assert seen["put OK"] > 100
         # And when the dust has settled it works as ever.
         with cluster.client(timeout=TIMEOUT) as checker:
+            # Nothing is under way any more, for ever.
+            assert eventually(lambda: not checker.master_stats()["index"]["moving"], TIMEOUT)
             fresh = [key("fresh", number) for number in range(20)]
             checker.put("a", fresh, [content(hash_, 1000) for hash_ in fresh]).require()
             assert list(checker.get("a", fresh)) == [content(hash_, 1000) for hash_ in fresh]

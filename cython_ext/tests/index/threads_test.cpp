@@ -78,9 +78,10 @@ TEST_P(Threads, ReadersAreRightWhileChunksComeAndGo) {
     });
   }
   for (uint32_t batch = 1; batch < 200 || rounds.load() < 100; ++batch) {
-    std::string slots, keys;
+    Evicted evicted;
     uint64_t bytes = 0;
-    index_->evict(kBatch * 128, 0, &slots, &keys, &bytes);
+    index_->evict(kBatch * 128, 0, {}, &evicted);
+    const std::string &slots = evicted.slots;
     index_->reclaim(reinterpret_cast<const uint8_t *>(slots.data()), slots.size() / 4, 0, &bytes);
     put(1 + batch % 30);
   }
