@@ -226,8 +226,8 @@ class EngineRdmaPeers : public EngineRdma {
     targets_.clear();
     EngineRdma::TearDown();
   }
-  TransferHandle start_with(size_t peer, mp_op op, int64_t bytes) {
-    return submit(peers_[peer], op, local_, remotes_[peer], {{static_cast<int64_t>(peer) * kMiB, 0, bytes}});
+  TransferHandle start_with(size_t peer, mp_op op, int64_t bytes, int64_t at = 0) {
+    return submit(peers_[peer], op, local_, remotes_[peer], {{static_cast<int64_t>(peer) * kMiB + at, 0, bytes}});
   }
 
   std::vector<Bytes> memories_;
@@ -284,8 +284,13 @@ TEST_F(EngineRdmaPeers, PeersThatAreAlwaysAtWorkTakeTurns) {
   for (size_t peer = 0; peer < kPeers; ++peer) {
     threads.emplace_back([this, peer, &served, &failed] {
       std::deque<TransferHandle> moving;
+      // Each has a place of its own, since two at once may come over different queue pairs.
+      constexpr int64_t kAtOnce = 3, kPart = kMiB / kAtOnce;
+      int64_t begun = 0;
       for (int done = 0; served.load() < kPeers && !failed.load(); ++done) {
-        while (moving.size() < 3) moving.push_back(start_with(peer, MP_READ, kMiB));
+        while (moving.size() < kAtOnce) {
+          moving.push_back(start_with(peer, MP_READ, kPart, begun++ % kAtOnce * kPart));
+        }
         if (done == 10) served.fetch_add(1);
         if (finish(moving.front()) != MP_COMPLETED) {
           ADD_FAILURE() << "peer " << peer << ", after " << done << ": " << text_of(moving.front());
