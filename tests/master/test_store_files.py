@@ -73,8 +73,11 @@ def test_files_that_are_gone_make_nothing_durable(
     assert client.exists(chunks + more) == bytes(4) + bytes([pb.NOT_FOUND] * 4)
     with pytest.raises(StoreLostError):
         client.put(hashes(1))
-    assert health(master).startswith("STORE_LOST: ")
     assert client.locate(chunks).statuses == bytes(4)
+    for _ in range(2):
+        with pytest.raises(StoreLostError):
+            client.remove(chunks[:32])
+    assert health(master).startswith("STORE_LOST: ")
 
 
 def test_files_that_are_gone_are_noticed_also_when_nobody_writes(

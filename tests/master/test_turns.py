@@ -105,8 +105,10 @@ def test_a_master_whose_store_was_taken_leads_no_longer(
     with place.changed:
         holder, place.holder = place.holder, None  # nobody is told
         channel, pool = stub(first.address)
-        with channel, pytest.raises(NotLeaderError):
+        with channel, pytest.raises(NotLeaderError, match="cannot tell whether it still leads"):
             call(pool.Exists, pb.ExistsRequest(namespace="ns", hashes=key))
+        assert page(first, "/leader") == (503, "it cannot tell whether it still leads\n")
+        assert json.loads(page(first, "/status")[1])["leads"] is False
         place.changed.notify_all()
     assert holder is not None
     holder.taken.set_result(StoreLostError("another master leads"))
