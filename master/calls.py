@@ -27,6 +27,7 @@ from moonpool.master.errors import (
 )
 from moonpool.master.metrics import Metrics
 from moonpool.master.packed import HASH_BYTES
+from moonpool.master.role import Role
 from moonpool.master.store import MetadataStore
 from moonpool.proto import auth
 from moonpool.proto import pool_pb2 as pb
@@ -66,15 +67,13 @@ class Calls:
 
     Args:
         verifier: checks the proof of every call; None: there is no secret.
-
-    Attributes:
-        leader: address of the master that leads while this one does not, as far as it is known.
+        role: knows who leads while this master does not.
     """
 
-    def __init__(self, verifier: auth.Verifier | None) -> None:
+    def __init__(self, verifier: auth.Verifier | None, role: Role) -> None:
         self._verifier = verifier
+        self._role = role
         self._duty: Duty | None = None
-        self.leader = ""
 
     def lead(self, objects: list[object], metrics: Metrics, store: MetadataStore) -> None:
         """Carry out calls from now on.
@@ -87,7 +86,6 @@ class Calls:
         found = {rpc.name: next(filter(None, (getattr(one, rpc.name, None) for one in objects))) for rpc in _RPCS}
         waits = {name: inspect.iscoroutinefunction(handler) for name, handler in found.items()}
         self._duty = Duty(metrics, store, {name: (handler, waits[name]) for name, handler in found.items()})
-        self.leader = ""
 
     def follow(self) -> None:
         """Carry out nothing from now on, and answer nothing more of what is under way."""
@@ -163,7 +161,8 @@ class Calls:
         self._verifier.check(path, found)
 
     def _not_leading(self) -> NotLeaderError:
-        cause = f"{self.leader} does" if self.leader else "it is starting, or waits for its turn"
+        leader = self._role.leader
+        cause = f"{leader} does" if leader else "it is starting, or waits for its turn"
         if self._duty is not None:
             cause = "it cannot tell whether it still leads: the store has not answered for as long as its lease is"
         error = NotLeaderError(
@@ -172,7 +171,7 @@ class Calls:
             retryable=True,
             hint="every master of the cluster in the setting master, with commas between them",
         )
-        error.leader = self.leader
+        error.leader = leader
         return error
 
     async def _refuse(self, name: str, error: Exception, duty: Duty | None, context: Any) -> None:

@@ -75,7 +75,7 @@ class MasterServer:
         self.address = ""
         self.http_address = ""
         self.role = Role()
-        self._calls = Calls(None if settings.secret is None else Verifier(settings.secret))
+        self._calls = Calls(None if settings.secret is None else Verifier(settings.secret), self.role)
         self._server: grpc.aio.Server | None = None
         self._pages: StatusPages | None = None
         self._store: MetadataStore | None = None
@@ -210,7 +210,7 @@ class MasterServer:
                     raise
                 # Its own key may outlive its turn for a moment.
                 leader = "" if error.leader == self._advertised() else error.leader
-                self.role.waits, self.role.leader, self._calls.leader = True, leader, leader
+                self.role.waits, self.role.leader = True, leader
                 self._settled.set()
             await asyncio.to_thread(store.wait_for_turn, _TURN_S)
         return None

@@ -16,16 +16,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from moonpool.errors import MoonpoolError
-from moonpool.node.extents import extents_of, is_right, size_of
+from moonpool.node.extents import EXTENT_BYTES, extents_of, is_right, size_of
 from moonpool.node.slab import BLOCK, ShortReadError
 from moonpool.proto import pool_pb2 as pb
 from moonpool.store_client.errors import StoreTimeoutError
 from moonpool.transfer_engine import copy_batch
 
 if TYPE_CHECKING:
+    from moonpool.node.copying import Answer
     from moonpool.node.extents import Extent
     from moonpool.node.slab import Slab
     from moonpool.transfer_engine import Region
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 __all__ = ["DiskCopier"]
 
 _log = logging.getLogger("moonpool.node")
-Answer: TypeAlias = Callable[[pb.CopyDone], None]
 
 # A master asks for a few at a time. What is beyond that is refused.
 _WAITING_MAX: Final = 256
@@ -41,7 +41,6 @@ _WAITING_MAX: Final = 256
 _BUFFER: Final = 4 << 20
 _STEP_BYTES: Final = 1 << 20
 _STEP_COUNT: Final = 64
-_EXTENT_BYTES: Final = 72
 # So many extents in a row that the disk has refused, and it is taken to have failed.
 _FAILURES: Final = 3
 _CLOSE: Final = 5.0
@@ -55,7 +54,7 @@ class _Job:
         self.up = up
         self.deadline = time.monotonic() + copy.deadline_ms / 1000
         self.extents: list[Extent] = []
-        self.statuses = bytearray([pb.NOT_MOVED]) * (len(copy.extents) // _EXTENT_BYTES)
+        self.statuses = bytearray([pb.NOT_MOVED]) * (len(copy.extents) // EXTENT_BYTES)
         self.cause = ""
         self.over = False
         self.left = 0

@@ -15,10 +15,12 @@ import numpy as np
 from moonpool.store_client.packing import HEADER_BYTES
 from moonpool.transfer_engine import LEAF_BYTES, combine_batch, copy_batch, digest_batch
 
-__all__ = ["Extent", "extents_of", "is_right", "size_of"]
+__all__ = ["EXTENT_BYTES", "Extent", "extents_of", "is_right", "size_of"]
 
 # Of a Copy and of an extent: see ``proto/pool.proto`` and docs/decisions/0006-pool.md.
 _EXTENT: Final = struct.Struct("<QQQQII32s")
+#: Of one extent of a Copy.
+EXTENT_BYTES: Final = _EXTENT.size
 _HEADER: Final = struct.Struct("<4sIQQQ32s")
 _MAGIC: Final = b"MPC2"
 _DIGEST_BYTES: Final = 8

@@ -57,6 +57,20 @@ class Moving : public ::testing::Test {
     index_->publish(at(slots), slots.size() / 4, &keys);
   }
 
+  // Of two; `name` has to live as long.
+  static StartCall second_shard_of(const std::vector<uint8_t> &name) {
+    StartCall call{};
+    call.owner = kOwner;
+    call.hashes = {name.data(), 1, kSpace};
+    call.parents = {name.data(), 0};
+    call.lengths = reinterpret_cast<const uint8_t *>(&kLength);
+    call.one_length = true;
+    call.shard = 1;
+    call.shards = 2;
+    call.replicas = 1;
+    call.deadline = 1000;
+    return call;
+  }
   void lose(uint32_t segment) {
     index_->drop_segment(segment);
     std::string slots;
@@ -243,17 +257,8 @@ TEST_F(Moving, AShardThatIsLostWhileAnotherIsWrittenIsNotCommitted) {
   put(name, 1, 0, 2);
   const std::string ids = out_of(1);
   ASSERT_EQ(ids.size(), 8u);
-  StartCall call{};
-  call.owner = kOwner;
-  call.hashes = {name.data(), 1, kSpace};
-  call.parents = {name.data(), 0};
-  call.lengths = reinterpret_cast<const uint8_t *>(&kLength);
-  call.one_length = true;
-  call.shard = 1;
-  call.shards = 2;
-  call.replicas = 1;
+  StartCall call = second_shard_of(name);
   call.avoid = {1};
-  call.deadline = 1000;
   uint8_t status = 0, extents[kExtentBytes];
   index_->start(call, &status, extents);
   ASSERT_EQ(status, 0);
@@ -267,16 +272,7 @@ TEST_F(Moving, AShardThatIsWrittenMeanwhileEndsTheMove) {
   put(name, 1, 0, 2);
   const std::string ids = out_of(1);
   ASSERT_EQ(ids.size(), 8u);
-  StartCall call{};
-  call.owner = kOwner;
-  call.hashes = {name.data(), 1, kSpace};
-  call.parents = {name.data(), 0};
-  call.lengths = reinterpret_cast<const uint8_t *>(&kLength);
-  call.one_length = true;
-  call.shard = 1;
-  call.shards = 2;
-  call.replicas = 1;
-  call.deadline = 1000;
+  const StartCall call = second_shard_of(name);
   uint8_t status = 0, extents[kExtentBytes];
   index_->start(call, &status, extents);
   ASSERT_EQ(status, 0);
