@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 
 # Folders are listed with their files, so that a removed file counts as a change.
-PACKAGE_SOURCES := pyproject.toml $(shell find common/. proto/. master/. node/. store_client/. transfer_engine/. bench/. cython_ext/. \
+PACKAGE_SOURCES := pyproject.toml $(shell find common/. proto/. master/. node/. store_client/. connector/. transfer_engine/. bench/. cython_ext/. \
 	-name __pycache__ -prune -o -path cython_ext/./tests -prune -o -path cython_ext/./fuzz -prune -o -print)
 # Each folder of tests is a suite of its own.
 SUITES := $(sort $(patsubst tests/%/,%,$(dir $(wildcard tests/*/test_*.py))))
