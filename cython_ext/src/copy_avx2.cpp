@@ -17,6 +17,8 @@ namespace {
 
 // How far ahead memory is asked for. Without it a copy waits at the end of every page.
 constexpr size_t kAhead = 2048;
+// The same where pieces lie here and there, so that the processor does not ask by itself.
+constexpr size_t kAheadOfPieces = 6144;
 // XXH3 takes stripes of 64 bytes and mixes its state after each block of 16; a stripe's part of the secret begins 8
 // bytes after the one before (xxhash.h, XXH3_hashLong_internal_loop).
 constexpr size_t kStripe = 64;
@@ -82,12 +84,13 @@ class PieceReader {
     return room;
   }
   // What is wanted soon. It may be asked for, not read.
-  const uint8_t *ahead() const { return left_ > kAhead ? at_ + kAhead : then_ + (kAhead - left_); }
+  const uint8_t *ahead() const { return left_ > ahead_ ? at_ + ahead_ : then_ + (ahead_ - left_); }
 
  private:
   void advance() {
     at_ = then_;
     left_ = then_bytes_;
+    ahead_ = left_ < kAheadOfPieces ? left_ : kAheadOfPieces;
     if (const void *piece = next_(context_, &then_bytes_)) {
       then_ = static_cast<const uint8_t *>(piece);
     } else {
@@ -98,7 +101,7 @@ class PieceReader {
   const NextPiece next_;
   void *const context_;
   const uint8_t *at_ = nullptr, *then_ = nullptr;
-  size_t left_ = 0, then_bytes_ = 0;
+  size_t left_ = 0, then_bytes_ = 0, ahead_ = 0;
 };
 
 // The library hashes memory. Here the hash is of the very registers that are stored, so that nobody who changes `from`
