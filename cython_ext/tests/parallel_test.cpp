@@ -38,7 +38,8 @@ TEST(Parallel, SeveralThreadsShareTheTurns) {
     std::unique_lock lock(mutex);
     at_work.insert(std::this_thread::get_id());
     changed.notify_all();
-    changed.wait(lock, [&] { return at_work.size() == 4; });
+    changed.wait_for(lock, std::chrono::nanoseconds(moonpool::testing::kPatienceNs),
+                     [&] { return at_work.size() == 4; });
   });
   EXPECT_EQ(at_work.size(), 4u);
   EXPECT_EQ(at_work.count(std::this_thread::get_id()), 1u);
