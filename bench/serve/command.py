@@ -309,5 +309,5 @@ def _check(given: dict[str, Any]) -> None:
             raise click.UsageError("--engine takes token ids: --prompts text goes with --url")
         if given["plain"]:
             raise click.UsageError("--plain belongs to --url")
-    elif given["engine_args"]:
+    elif given["engine_args"] is not None:
         raise click.UsageError("--engine-args belongs to --engine")
