@@ -59,14 +59,14 @@ def perform(
         say(str(error))
         return ExitStatus.FAILED
     ending = Ending()
-    variants: list[Variant] = []
+    variants = [Variant(name) for name in servers.order]
     with StatusLine() as line, ending, contextlib.ExitStack() as stack:
         places = {name: Place(url, None, servers.key) for name, url in servers.urls.items()}
         if servers.engines:
             engines = Engines(str(servers.model), servers.engine_args, servers.start_timeout, line.show)
             places |= stack.enter_context(engines).start(servers.engines)
         contest = Contest({name: places[name] for name in servers.order}, workload, options, line.show)
-        variants.extend(contest.variants.values())
+        variants = list(contest.variants.values())
         try:
             asyncio.run(contest.run())
         finally:

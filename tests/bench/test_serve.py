@@ -68,7 +68,10 @@ TURN_KEYS = {"turn", "requests", "ttft_ms", "prompt_tokens", "cached_tokens", "g
 ROUND_KEYS = {"round", "planned", "requests", "failed", "dropped", "seconds", "output_tokens", "counted"}
 
 #: 3 rounds of 4 users with 3 turns.
-SMALL = "--users 4 --turns 3 --turn-tokens 20 --output-tokens 5 --warmup 0 --seed 7".split()
+SMALL = [
+    *("--users", "4", "--turns", "3", "--turn-tokens", "20", "--output-tokens", "5"),
+    *("--warmup", "0", "--seed", "7"),
+]
 
 
 def run(*arguments: str) -> Result:

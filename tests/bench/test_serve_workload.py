@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bench_testing.llm_server import in_common
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,7 +53,7 @@ def test_each_turn_goes_on_from_the_one_before_and_its_answer(workload: MultiTur
     spoken = prompts(workload, seed)
     assert [len(said) for said in spoken] == [workload.turns] * workload.users
     for said in spoken:
-        for before, after in zip(said, said[1:], strict=False):
+        for before, after in itertools.pairwise(said):
             assert after[: len(before) + len(ANSWER)] == before + ANSWER
         assert [len(prompt) for prompt in said] == [
             (turn + 1) * workload.turn_tokens + turn * len(ANSWER) for turn in range(workload.turns)
@@ -143,10 +144,10 @@ def test_equal_hashes_are_equal_tokens_and_lengths_are_those_of_the_trace(tmp_pa
     assert [one.turns[0].output_tokens for one in conversations] == [30, 9, 4, 1]
     first, second, third, fourth = (prompt for (prompt,) in prompts(work, Seed(3, 1)))
     assert [len(prompt) for prompt in (first, second, third, fourth)] == [1100, 1030, 512, 700]
-    assert len(os.path.commonprefix([first, second])) == 1024
+    assert in_common(first, second) == 1024
     # Behind the block that has a hash come tokens of the request's own.
-    assert len(os.path.commonprefix([first, fourth])) == 512
-    assert not os.path.commonprefix([first, third])
+    assert in_common(first, fourth) == 512
+    assert in_common(first, third) == 0
 
 
 def test_smaller_blocks_make_shorter_prompts_with_the_same_in_common(tmp_path: Path) -> None:
@@ -154,7 +155,7 @@ def test_smaller_blocks_make_shorter_prompts_with_the_same_in_common(tmp_path: P
     work = trace_work(trace, block_tokens=32, most=10)
     first, second, third = (prompt for (prompt,) in prompts(work, Seed(3, 1)))
     assert [len(prompt) for prompt in (first, second, third)] == [69, 64, 1]
-    assert len(os.path.commonprefix([first, second])) == 64
+    assert in_common(first, second) == 64
     assert [one.turns[0].output_tokens for one in work.conversations(Seed(3, 1), None)] == [10, 9, 1]
 
 

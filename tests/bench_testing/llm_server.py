@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
-import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Behaviour", "LlmServer", "answer_to"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Behaviour", "LlmServer", "answer_to", "in_common"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,12 @@ def answer_to(prompt: list[int] | str, tokens: int) -> list[int]:
     return [100 + (seed + 7 * number) % 400 for number in range(tokens)]
 
 
+def in_common(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Return how many items two begin with that are equal."""
+    pairs = zip(one, other, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
 @dataclass
 class LlmServer:
     """A server on a port of this host, in a thread of its own. A context manager.
@@ -64,7 +73,7 @@ class LlmServer:
     queried: int = 0
     hits: int = 0
 
-    def __enter__(self) -> LlmServer:
+    def __enter__(self) -> Self:
         self._under_way = 0
         self._seen: list[Any] = []
         self._ready = threading.Event()
@@ -154,7 +163,7 @@ class LlmServer:
         behaviour = self.behave(len(self.asked), body)
         self.asked.append(body)
         prompt = body["prompt"]
-        cached = max((len(os.path.commonprefix([prompt, seen])) for seen in self._seen), default=0)
+        cached = max((in_common(prompt, seen) for seen in self._seen), default=0)
         self._seen.append(prompt)
         if behaviour.kind == "status":
             whole(writer, behaviour.status, "no room" if behaviour.status in (429, 503) else "no")
