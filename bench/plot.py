@@ -112,7 +112,9 @@ def plot_serve(summaries: Sequence[Summary], times: Mapping[str, Sequence[float]
         if seconds:
             parts = [(index + 1) / len(seconds) for index in range(len(seconds))]
             axes.step([value * 1e3 for value in sorted(seconds)], parts, where="post", label=name)
-    axes.set_xscale("log")
+    axes.set_xscale("log", subs=[2, 5])
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("{x:g}")
     _finish(axes, "time to first token (ms)", "part of the requests")
     if turns > 1:
         axes = figure.add_subplot(1, 2, 2)

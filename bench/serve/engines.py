@@ -6,7 +6,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,7 +30,9 @@ __all__ = ["Engines"]
 
 #: For an engine to end in good order, which takes its connector along.
 _STOP_S: Final = 20.0
-_SAID_BYTES: Final = 2000
+_SHOWN_MAX: Final = 500
+#: The last line of a traceback, behind what a logger has written before it.
+_EXCEPTION: Final = re.compile(r"(?:^|[\s\]])((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit): .+)")
 
 
 @dataclass
@@ -112,9 +116,20 @@ class Engines:
                 return
         finally:
             os.close(engine.ready)
-        said = engine.log.read_bytes()[-_SAID_BYTES:].decode(errors="replace")
         what = "ended" if readable else f"is not there after {format_duration(self._timeout)}"
-        raise BenchError(f"engine {name} {what}", cause=f"it said: ...{said}", hint="--engine-args, --start-timeout")
+        # Of the many lines of such an end the first error is mostly the cause, and not always.
+        handle, kept = tempfile.mkstemp(prefix="mooncake-bench-engine-", suffix=".log")
+        os.close(handle)
+        shutil.copyfile(engine.log, kept)
+        raise BenchError(f"engine {name} {what}", cause=_first_error(engine.log), hint=f"what it said is in {kept}")
+
+
+def _first_error(log: Path) -> str:
+    """Return the first line that names an exception, or the last one."""
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    said = [line.strip() for line in lines if line.strip()] or ["nothing"]
+    named = [match[1] for line in said if (match := _EXCEPTION.search(line))]
+    return (named or said[-1:])[0][:_SHOWN_MAX]
 
 
 def _end(engine: _Engine, deadline: float) -> None:

@@ -38,7 +38,7 @@ _RESAMPLES_MIN: Final = 100
 _LOOKED_AT_MAX: Final = 200_000_000
 #: With fewer conversations, or rounds, an interval would pretend.
 _CONVERSATIONS_MIN: Final = 5
-_ROUNDS_MIN: Final = 3
+_ROUNDS_MIN: Final = 6
 #: Resamples are the same whenever the same times are looked at.
 _SEED: Final = 8
 

@@ -127,8 +127,14 @@ def _workload_text(workload: Workload) -> str:
     values = workload.parameters()
     kind = values.pop("kind")
     facts = values.pop("trace", None)
-    said = [f"{name.replace('_', ' ')} {value:g}" for name, value in values.items() if value is not None]
+    said = [_value_text(name, value) for name, value in values.items() if value is not None]
     return " · ".join([kind, *([facts["file"], f"{facts['requests']:,} requests"] if facts else []), *said])
+
+
+def _value_text(name: str, value: float) -> str:
+    if name.endswith("_s"):
+        return f"{name.removesuffix('_s')} {format_duration(value)}"
+    return f"{name.replace('_', ' ')} {value:,}"
 
 
 def _run_text(options: ServeOptions) -> str:

@@ -143,11 +143,18 @@ class _Running:
             if index:
                 due = time.monotonic() + turn.think_s
             await asyncio.sleep(max(0.0, due - time.monotonic()))
-            if not await self._turn(script, number, index, turn, due):
+            answer = await self._turn(script, number, index, turn, due)
+            if answer.failure:
+                # There is nothing to go on from.
                 return
+            if index + 1 < len(conversation.turns):
+                told = script.answered(answer.token_ids, answer.text, answer.tokens)
+                self._round.stand_ins += not told
+            # Figures are kept for the whole run, and what was said is not.
+            answer.token_ids, answer.text = [], ""
 
-    async def _turn(self, script: Script, number: int, index: int, turn: Turn, due: float) -> bool:
-        """Ask one request; False: nothing came of it, and so there is nothing to go on from."""
+    async def _turn(self, script: Script, number: int, index: int, turn: Turn, due: float) -> Answer:
+        """Ask one request, and count what came of it."""
         async with self._room:
             prompt = script.say(turn)
             began = time.monotonic()
@@ -156,12 +163,9 @@ class _Running:
         if answer.failure:
             self._round.failures[answer.failure] += 1
             self._round.details.setdefault(answer.failure, answer.detail)
-            return False
-        told = script.answered(answer.token_ids, answer.text, answer.tokens)
-        self._round.stand_ins += not told
-        answer.token_ids, answer.text = [], ""
-        self._round.asked.append(Asked(number, index, max(0.0, began - due) if self._timed else 0.0, answer))
-        return True
+        else:
+            self._round.asked.append(Asked(number, index, max(0.0, began - due) if self._timed else 0.0, answer))
+        return answer
 
     def _note_patience(self, answer: Answer, began: float) -> None:
         if not answer.failure:

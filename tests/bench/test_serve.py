@@ -152,8 +152,8 @@ def test_a_prompt_goes_on_from_the_answer_of_the_server() -> None:
 def test_a_server_that_tells_no_tokens_is_asked_with_stand_ins_or_text() -> None:
     with LlmServer(tokens=False) as server:
         document = measured("multi-turn", "--url", server.url, *SMALL)
-        assert document["variants"][0]["stand_ins"] == 36
-        assert "others stand in for 36 answers" in run("multi-turn", "--url", server.url, *SMALL).output
+        assert document["variants"][0]["stand_ins"] == 24
+        assert "others stand in for 24 answers" in run("multi-turn", "--url", server.url, *SMALL).output
     with LlmServer(tokens=False) as server:
         document = measured("multi-turn", "--url", server.url, *SMALL, "--prompts", "text", "--plain")
     assert document["variants"][0]["stand_ins"] == 0

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -153,19 +154,26 @@ def test_what_an_engine_raises_is_a_failure_of_its_request(bench: Bench, environ
     assert "ValueError: no prompts with 103" in result.stderr
 
 
-def test_an_engine_that_does_not_start_says_why_and_the_others_are_ended(bench: Bench, environ: dict[str, str]) -> None:
+def test_an_engine_that_does_not_start_says_why_and_the_others_are_ended(
+    bench: Bench, environ: dict[str, str], tmp_path: Path
+) -> None:
+    environ = {**environ, "TMPDIR": str(tmp_path)}
     arguments = ["--engine", "none", "--engine", f"bad={connector('Bad')}"]
     result = bench("serve", "multi-turn", *arguments, *SMALL, environ=environ)
     assert result.returncode == ExitStatus.FAILED
     assert "engine bad ended" in result.stderr
     assert "RuntimeError: no such connector" in result.stderr
+    kept = re.search(r"what it said is in (\S+\.log)", result.stderr)
+    assert kept is not None
+    assert Path(kept[1]).parent == tmp_path
+    assert "this engine is Bad" in Path(kept[1]).read_text()
     assert all_gone(environ, 1)
 
 
 def test_an_engine_that_is_too_slow_is_given_up(bench: Bench, environ: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "stand_in" / "vllm" / "config.py").write_text("import signal\nsignal.pause()\n")
     arguments = ["--engine", "none", "--start-timeout", "500ms"]
-    result = bench("serve", "multi-turn", *arguments, *SMALL, environ=environ)
+    result = bench("serve", "multi-turn", *arguments, *SMALL, environ={**environ, "TMPDIR": str(tmp_path)})
     assert result.returncode == ExitStatus.FAILED
     assert "engine none is not there after 500ms" in result.stderr
 
