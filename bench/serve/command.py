@@ -71,6 +71,8 @@ def _url(text: str) -> str:
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise ValueError(f"{text!r} is not an address such as http://host:8000")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("an address with a password in it would be in every report. Try: --api-key")
     # An impossible port is a ValueError.
     _ = parts.port
     return text.rstrip("/").removesuffix("/v1")
@@ -199,6 +201,8 @@ def multi_turn(ctx: click.Context, /, **given: Any) -> None:
 
     The answers of the server are part of the prompts that follow. Where a request fails its conversation ends.
     """
+    if given["users"] * given["turns"] > _MANY:
+        raise click.UsageError(f"--users times --turns is more than {_MANY:,} requests of a round")
     workload = MultiTurn(given["users"], given["turns"], given["turn_tokens"], given["output_tokens"], given["think"])
     ctx.exit(_perform(workload, given))
 

@@ -12,7 +12,7 @@ import json
 import os
 import signal
 import sys
-from typing import Any
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -21,7 +21,9 @@ from moonpool.bench.parent import die_with_parent
 __all__ = ["Front", "main"]
 
 #: Of a request: a prompt of a million tokens.
-_BODY_BYTES_MAX = 16 << 20
+_BODY_BYTES_MAX: Final = 16 << 20
+#: At the end nobody waits for answers any more.
+_CUT_OFF_S: Final = 1.0
 
 
 class Front:
@@ -119,7 +121,9 @@ async def _serve(socket: str, told: int, task: dict[str, Any]) -> None:
     )
     try:
         vocabulary = engine.model_config.get_vocab_size()
-        runner = web.AppRunner(Front(engine, task["model"], vocabulary).application(), access_log=None)
+        runner = web.AppRunner(
+            Front(engine, task["model"], vocabulary).application(), access_log=None, shutdown_timeout=_CUT_OFF_S
+        )
         await runner.setup()
         try:
             await web.UnixSite(runner, socket).start()

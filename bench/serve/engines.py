@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -68,7 +67,8 @@ class Engines:
     def __exit__(self, *_: object) -> None:
         try:
             for engine in self._engines.values():
-                engine.process.send_signal(signal.SIGTERM)
+                # Not its own method, which may take note that it has ended: until that is done nobody else has its id.
+                os.kill(engine.process.pid, signal.SIGTERM)
             deadline = time.monotonic() + _STOP_S
             for engine in self._engines.values():
                 _end(engine, deadline)
@@ -134,9 +134,11 @@ def _first_error(log: Path) -> str:
 
 def _end(engine: _Engine, deadline: float) -> None:
     """Wait for an engine that was told to end, and end what is left of it."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        engine.process.wait(max(0.0, deadline - time.monotonic()))
+    ended = os.pidfd_open(engine.process.pid)
+    try:
+        select.select([ended], [], [], max(0.0, deadline - time.monotonic()))
+    finally:
+        os.close(ended)
     # All processes of its session, of which one may have outlived the first.
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(engine.process.pid, signal.SIGKILL)
+    os.killpg(engine.process.pid, signal.SIGKILL)
     engine.process.wait()

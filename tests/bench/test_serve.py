@@ -395,6 +395,8 @@ def test_the_report_says_who_is_better_and_by_how_much() -> None:
         ([], "whom to ask? Try: --url http://host:8000"),
         (["--url", "ftp://host"], "not an address such as http://host:8000"),
         (["--url", "http://host:port"], "Port could not be cast"),
+        (["--url", "http://me:hush@host"], "would be in every report"),
+        (["--url", "http://a", "--users", "1000000", "--turns", "2"], "more than 1,000,000 requests"),
         (["--url", "http://a", "--url", "http://a"], "two are called a"),
         (["--url", "http://a", "--rate", "1", "--concurrency", "2"], "one of the two"),
         (["--url", "http://a", "--rate", "0"], "not a number above 0"),
