@@ -121,7 +121,7 @@ class Engines:
         handle, kept = tempfile.mkstemp(prefix="mooncake-bench-engine-", suffix=".log")
         os.close(handle)
         shutil.copyfile(engine.log, kept)
-        raise BenchError(f"engine {name} {what}", cause=_first_error(engine.log), hint=f"what it said is in {kept}")
+        raise BenchError(f"engine {name} {what}", cause=_first_error(engine.log), hint=f"look into {kept}")
 
 
 def _first_error(log: Path) -> str:

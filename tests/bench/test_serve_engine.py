@@ -163,7 +163,7 @@ def test_an_engine_that_does_not_start_says_why_and_the_others_are_ended(
     assert result.returncode == ExitStatus.FAILED
     assert "engine bad ended" in result.stderr
     assert "RuntimeError: no such connector" in result.stderr
-    kept = re.search(r"what it said is in (\S+\.log)", result.stderr)
+    kept = re.search(r"look into (\S+\.log)", result.stderr)
     assert kept is not None
     assert Path(kept[1]).parent == tmp_path
     assert "this engine is Bad" in Path(kept[1]).read_text()
