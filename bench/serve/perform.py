@@ -58,6 +58,7 @@ def perform(
     except MoonpoolError as error:
         say(str(error))
         return ExitStatus.FAILED
+    environment["servers"] = None
     ending = Ending()
     variants = [Variant(name) for name in servers.order]
     with StatusLine() as line, ending, contextlib.ExitStack() as stack:
@@ -74,34 +75,28 @@ def perform(
     asked = any(variant.rounds for variant in variants)
     if json_file != "-" and asked:
         report.print_report(
-            report_console(),
-            environment,
-            variants,
-            workload=_workload_text(workload),
-            run=_run_text(options),
+            report_console(), environment, variants, workload=_workload_text(workload), run=_run_text(options)
         )
     if json_file is not None:
-        write_json(
-            report.document(
-                environment,
-                variants,
-                workload=workload.parameters(),
-                seed=options.seed,
-                interrupted=ending.interrupted,
-            ),
-            json_file,
+        document = report.document(
+            environment, variants, workload=workload.parameters(), seed=options.seed, interrupted=ending.interrupted
         )
+        write_json(document, json_file)
     if plot_file is not None and asked:
         plot_serve(summaries(variants), _first_tokens(variants), plot_file)
     ending.say()
-    troubles = report.trouble(variants)
     if json_file == "-" or not asked:
-        for text in troubles:
+        for text in report.trouble(variants):
             say(text, style="yellow")
+    return _status(ending, variants)
+
+
+def _status(ending: Ending, variants: Sequence[Variant]) -> ExitStatus:
     status = ending.status(verified=True)
-    failed = any(one.failures or one.dropped for variant in variants for one in variant.rounds.values())
-    gone = any(variant.gone for variant in variants)
-    return ExitStatus.FAILED if status is ExitStatus.OK and (failed or gone) else status
+    failed = any(
+        variant.gone or any(one.failures or one.dropped for one in variant.rounds.values()) for variant in variants
+    )
+    return ExitStatus.FAILED if status is ExitStatus.OK and failed else status
 
 
 def _parameters(options: ServeOptions, servers: Servers) -> dict[str, Any]:

@@ -43,7 +43,8 @@ def print_report(
     """Print the header, the table, the turns, and how the servers compare."""
     parts = summaries(variants)
     console.print(header(environment, [("asked", workload)], run=run), "", sep="\n")
-    tiers = sorted({tier for part in parts for tier, tokens in part.hit_tokens.items() if tokens})
+    # Tiers that no server has are left out.
+    tiers = sorted({tier for part in parts for tier in part.hit_ratios if tier == "device" or part.hit_tokens[tier]})
     fitted(console, _table(parts, tiers))
     if (turns := max(len(part.turns) for part in parts)) > 1:
         console.print("")

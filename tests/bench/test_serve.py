@@ -270,6 +270,26 @@ def test_a_server_of_which_nothing_comes_is_left_out_and_the_others_go_on() -> N
     assert len(bad.asked) == 4
 
 
+def test_a_server_that_dies_is_left_out_with_what_it_did_until_then() -> None:
+    dying = LlmServer(lambda number, body: Behaviour("die") if number == 17 else Behaviour())
+    with LlmServer() as good, dying:
+        document = measured(
+            *("multi-turn", "--url", f"good={good.url}", "--url", f"dying={dying.url}", *SMALL, "--concurrency", "1"),
+            status=ExitStatus.FAILED,
+        )
+    ours, theirs = document["variants"]
+    assert (ours["requests"], ours["gone"]) == (36, None)
+    # All of the first round; of the second one the first turns of all four, and the second of one.
+    assert [one["requests"] for one in theirs["by_round"]] == [12, 5, 0]
+    # It dies at the second of the second one; then come two more, the third turn of the first, and the next round.
+    assert theirs["failures"] == {"cut": 1, "away": 3 + 4}
+    assert theirs["requests"] + theirs["failed"] + theirs["dropped"] == 36
+    assert theirs["gone"].startswith("nothing came of any request: away: ")
+    # Its counters went with it.
+    assert [one["counted"] for one in theirs["by_round"]] == [True, False, False]
+    assert theirs["gains"]["ttft_p50"] is not None
+
+
 def test_where_no_server_is_left_it_ends() -> None:
     with LlmServer(lambda number, body: Behaviour("status", 500)) as bad:
         result = run("multi-turn", "--url", f"bad={bad.url}", *SMALL, "--warmup", "1")

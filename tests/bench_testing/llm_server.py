@@ -23,7 +23,8 @@ class Behaviour:
     """What becomes of one request.
 
     Attributes:
-        kind: ok, status, cut, reset, no_done, garbage, garbage_http, error, hang, empty, or aborted.
+        kind: ok, status, cut, reset, no_done, garbage, garbage_http, error, hang, empty, aborted, or die, after which
+            the server is away.
         status: of ``status``.
         after: tokens ahead of what goes wrong.
         first_s: until the first token.
@@ -83,7 +84,9 @@ class LlmServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
+        # One that has died has no loop any more.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
 
     @property
@@ -195,9 +198,11 @@ class LlmServer:
     async def _end(
         self, behaviour: Behaviour, prompt: Any, tokens: int, cached: int, writer: asyncio.StreamWriter
     ) -> bool:
-        if behaviour.kind == "hang":
-            await self._stop.wait()
-        if behaviour.kind in ("cut", "hang"):
+        if behaviour.kind == "die":
+            self._stop.set()
+        if behaviour.kind in ("hang", "die"):
+            await asyncio.Event().wait()
+        if behaviour.kind == "cut":
             return False
         if behaviour.kind == "reset":
             writer.transport.abort()
