@@ -117,7 +117,9 @@ class Contest:
             self._show(f"asking {name} for its models")
             model = await server.models()
             server.model = self.variants[name].model = self._options.model or model["id"]
-            known.append(model.get("vocab_size") or self._vocabulary)
+            # Engines that were started for this tell it; others may mean something else by it.
+            size = model.get("vocab_size")
+            known.append(size if type(size) is int and size > 0 else self._vocabulary)
         if self._options.vocabulary is None:
             self._vocabulary = min(known)
         if not self._options.text and self._vocabulary <= TOKENS_FIRST:

@@ -35,7 +35,7 @@ _INTERVAL: Final = (2.5, 97.5)
 _RESAMPLES: Final = 1000
 _RESAMPLES_MIN: Final = 100
 #: Values that are looked at in all resamples together.
-_LOOKED_AT_MAX: Final = 200_000_000
+_LOOKED_AT_MAX: Final = 50_000_000
 #: With fewer conversations, or rounds, an interval would pretend.
 _CONVERSATIONS_MIN: Final = 5
 _ROUNDS_MIN: Final = 6

@@ -14,7 +14,7 @@ from rich.text import Text
 from moonpool.bench.jsonform import rounded
 from moonpool.bench.report import digits, fitted, header
 from moonpool.bench.serve.contest import Variant
-from moonpool.bench.serve.figures import Gain
+from moonpool.bench.serve.figures import Gain, samples, spread
 from moonpool.bench.serve.summary import Summary, summaries
 
 __all__ = ["document", "print_report", "trouble"]
@@ -22,6 +22,8 @@ __all__ = ["document", "print_report", "trouble"]
 #: Changed when a key disappears or changes its meaning; new keys do not change it.
 _SCHEMA: Final = 1
 _NONE: Final = "–"
+#: From here on it is worth a word that requests are late.
+_LATE_S: Final = 0.05
 _LEGEND: Final = """\
 Times in ms, over all requests that were answered. TTFT: from sending a request to its first token; ITL: between parts
 of an answer with tokens; req/s and tok/s (of answers): medians over the rounds.{tiers}"""
@@ -78,6 +80,12 @@ def trouble(variants: Sequence[Variant]) -> list[str]:
             )
         if any(one.grown is None for one in rounds):
             texts.append(f"note: {variant.name} has no /metrics that count: hits by tier are not known for all rounds")
+        late = spread(samples(list(rounds), lambda asked: asked.late_s).values)["p99"]
+        if late is not None and late > _LATE_S:
+            texts.append(
+                f"note: requests to {variant.name} were sent up to {late * 1e3:.0f} ms (p99) after their time: "
+                "this host does not keep up, and times are of it as well"
+            )
         if variant.gone:
             texts.append(f"given up: {variant.name}: {variant.gone}")
     return texts
