@@ -191,7 +191,9 @@ def test_an_engine_that_does_not_end_is_ended(environ: dict[str, str], monkeypat
     assert not Path(socket).parent.exists()
 
 
-def test_engines_end_with_the_benchmark(environ: dict[str, str]) -> None:
+def test_engines_end_with_the_benchmark(environ: dict[str, str], tmp_path: Path) -> None:
+    # Nobody is left who could remove its folder.
+    environ = {**environ, "TMPDIR": str(tmp_path)}
     # Its processes are in a session of their own, so nothing but the kernel tells the engine.
     terminal = Terminal("serve", "multi-turn", "--engine", "none", *SMALL, "--rounds", "1000", environ=environ)
     terminal.wait_for("round 2 of 1000")
