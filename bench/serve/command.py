@@ -137,7 +137,7 @@ _SERVERS: Final = (
     click.option(
         "--vocab",
         type=click.IntRange(1),
-        help="Token ids are below this.  [default: 30000; what an --engine's model has]",
+        help="Token ids are below this.  [default: 30000, or what an --engine's model has]",
     ),
     click.option("--plain", is_flag=True, help="Send only what OpenAI's own interface has; answers may be shorter."),
     click.option("--rounds", type=click.IntRange(1, 1000), default=3, show_default=True, help="Of each server."),

@@ -34,7 +34,7 @@ class ServeOptions:
         seed: of everything that is asked.
         same_prompts: every round asks the same, so that what an earlier one has left in caches is found.
         text: prompts are words, not token ids.
-        vocabulary: token ids are below this; None: as the server says, or `_VOCABULARY`.
+        vocabulary: token ids are below this; None: below `_VOCABULARY`, or what a server says if that is less.
         plain: only what OpenAI's own interface has.
         model: what the servers call it; None: the first that they have.
     """
@@ -112,14 +112,15 @@ class Contest:
 
     async def _meet(self) -> None:
         """Find out whether all are there, and what their models are called."""
-        known = []
+        known = [self._vocabulary]
         for name, server in self._servers.items():
             self._show(f"asking {name} for its models")
             model = await server.models()
             server.model = self.variants[name].model = self._options.model or model["id"]
             # Engines that were started for this tell it; others may mean something else by it.
             size = model.get("vocab_size")
-            known.append(size if type(size) is int and size > 0 else self._vocabulary)
+            if type(size) is int and size > 0:
+                known.append(size)
         if self._options.vocabulary is None:
             self._vocabulary = min(known)
         if not self._options.text and self._vocabulary <= TOKENS_FIRST:
