@@ -56,10 +56,18 @@ class Column(Generic[R]):
     grouped: bool = False
 
 
-def header(environment: dict[str, Any], further: Sequence[tuple[str, str]] = ()) -> RenderableType:
-    """Return where and with what the run was made, in a few lines; `further` ones have a name and a text."""
+def header(
+    environment: dict[str, Any], further: Sequence[tuple[str, str]] = (), *, run: str | None = None
+) -> RenderableType:
+    """Return where and with what the run was made, in a few lines.
+
+    Args:
+        environment: of the run.
+        further: lines with a name and a text.
+        run: how it was measured; None: in windows.
+    """
     parameters = environment["parameters"]
-    run = (
+    run = run or (
         f"{_count(parameters['rounds'], 'round')}, each with windows of {format_duration(parameters['duration'])} "
         f"after {format_duration(parameters['warmup'])} of warm-up"
     )
