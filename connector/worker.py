@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WorkerSide"]
 
+
 class WorkerSide:
     """What `MoonpoolConnector` does in a worker. All methods are those of the worker's main thread.
 
