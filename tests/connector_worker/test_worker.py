@@ -23,7 +23,6 @@ from moonpool.store_client import ROOT
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # those of vLLM and torch are not ours
     pytest.importorskip("vllm", reason="the metadata has base classes of vLLM's")
-    import vllm.distributed.kv_transfer.kv_connector.v1.metrics
 
 from moonpool.connector.metadata import LoadJob, MoonpoolMetadata, SaveJob
 from moonpool.connector.stats import ConnectorStats

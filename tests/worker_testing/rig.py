@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from store_testing import keys
-from worker_testing import Cache
 
 from moonpool.cluster import LocalCluster
 from moonpool.connector.counting import Counts
@@ -22,6 +21,7 @@ from moonpool.connector.pool import PoolLink
 from moonpool.connector.saving import Save, Saves
 from moonpool.store_client import ROOT, StoreClient, StoreClientSettings
 from moonpool.store_client.core import open_engine
+from worker_testing import Cache
 
 CHUNK_BLOCKS = 2
 
