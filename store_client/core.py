@@ -28,10 +28,11 @@ from moonpool.store_client.errors import (
 )
 from moonpool.store_client.locations import Locations
 from moonpool.store_client.moves import Move, Moved, Place
-from moonpool.store_client.packing import Records
+from moonpool.store_client.packing import Int64s, Records
 from moonpool.store_client.rpc import MasterLink
 from moonpool.store_client.segments import SegmentTable
 from moonpool.store_client.session import Session
+from moonpool.store_client.spans import digests_of
 from moonpool.store_client.spoilt import SpoiltCopies
 from moonpool.store_client.staging import StagingArea
 from moonpool.store_client.values import Registered
@@ -196,7 +197,7 @@ class Core:
                 job.hurried = deadline < now + patience
                 if now >= deadline:
                     raise StoreTimeoutError("the time is over before anything was begun")
-                job.digesting = digest and target.by_cpu
+                job.digesting = digest and target.by_cpu and not place.in_spans
                 job.move = Move(place, rows[some], offsets, job.digesting, parts)
                 job.move.start(self.engine, target, op, min(deadline, now + patience))
             except MoonpoolError as error:
@@ -234,6 +235,18 @@ class Core:
             ) from error
         if (error.code in _MISTAKES and not begun) or (self.engine.closed and not self.closed.is_set()):
             raise error
+
+    def digests(self, place: Place, offsets: Int64s, lengths: Int64s) -> npt.NDArray[np.uint64]:
+        """Return the digests of ranges of what holds the payloads of a place.
+
+        Raises:
+            MoonpoolError: the caller has made a mistake, see `mistake`.
+        """
+        try:
+            return digests_of(place.region, offsets, lengths)
+        except MoonpoolError as error:
+            self.mistake(error, place)
+            raise
 
     def give_back(self, piece: Piece) -> None:
         """Nobody needs the place of a piece any more, except perhaps transfers of its jobs that are not settled."""
