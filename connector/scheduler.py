@@ -127,9 +127,7 @@ class SchedulerSide:
         if said is not None:
             assert isinstance(said, MoonpoolWorkerMetadata)
             for request_id, chunks in said.loaded.items():
-                # A request that was aborted is not known any more.
-                if (tracked := self._tracked.get(request_id)) is not None:
-                    self._loads.loaded(tracked, chunks)
+                self._loads.loaded(request_id, self._tracked.get(request_id), chunks)
             self._saves.ended(said)
         for request_id in connector_output.finished_recving or ():
             if (tracked := self._tracked.get(request_id)) is not None:
@@ -143,6 +141,7 @@ class SchedulerSide:
 
     def bind_gpu_block_pool(self, pool: Any) -> None:
         """Take the block pool, in which the blocks of saves are kept."""
+        self._loads.bind(pool)
         self._saves.bind(pool)
 
     def take_stats(self) -> ConnectorStats | None:

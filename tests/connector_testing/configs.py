@@ -80,6 +80,7 @@ def vllm_config(
         ModelConfig,
         ParallelConfig,
         SchedulerConfig,
+        SpeculativeConfig,
         VllmConfig,
     )
 
@@ -98,11 +99,13 @@ def vllm_config(
         enable_chunked_prefill=True,
         is_encoder_decoder=False,
         watermark=0.0,
+        async_scheduling=options.pop("ahead", False),
     )
     cache = CacheConfig(block_size=block_tokens, enable_prefix_caching=True, **cache_options)
     cache.num_gpu_blocks = blocks
     events = options.pop("kv_events", False)
     parallel = options.pop("parallel", None)
+    drafts = options.pop("drafts", 0)
     config = VllmConfig(
         model_config=model_config,
         cache_config=cache,
@@ -119,6 +122,14 @@ def vllm_config(
         kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null") if events else None,
         **options,
     )
+    if drafts:
+        config.speculative_config = SpeculativeConfig(
+            method="ngram",
+            num_speculative_tokens=drafts,
+            prompt_lookup_max=2,
+            target_model_config=model_config,
+            target_parallel_config=config.parallel_config,
+        )
     # A platform may have other wishes.
     config.cache_config.block_size = block_tokens
     config.cache_config.num_gpu_blocks = blocks
