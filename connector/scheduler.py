@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from moonpool.connector import compat
 from moonpool.connector.events import Events
@@ -22,8 +22,6 @@ from moonpool.connector.tracked import Tracked
 from moonpool.store_client import StoreClient, StoreClientSettings
 
 __all__ = ["SchedulerSide"]
-
-_KNOWN_MAX: Final = 1 << 17
 
 
 class SchedulerSide:
@@ -49,7 +47,7 @@ class SchedulerSide:
         self._idle_said = True
         self._tracked: dict[str, Tracked] = {}
         self._keys = Keys(blocks)
-        self._known = Known(_KNOWN_MAX)
+        self._known = Known(settings.known_max)
         self._events = Events(bool(kv_events and kv_events.enable_kv_cache_events), block_tokens, blocks)
         options = StoreClientSettings.load(store)
         self._link = PoolLink(lambda: _client(store), settings.retry)
