@@ -50,10 +50,14 @@ def computed_tokens(request: Any) -> int:
     return computed
 
 
-def block_ids_of(scheduler_output: Any, request_id: str) -> list[int]:
-    """Return the blocks of a request that is scheduled in this step; of its only group."""
-    ids: list[int] = scheduler_output.kv_connector_block_state.get_block_ids(request_id)[0]
-    return ids
+def block_ids_of(scheduler_output: Any, request_id: str) -> list[int] | None:
+    """Return the blocks of a request that is scheduled in this step, of its only group; None: they are not told."""
+    state = scheduler_output.kv_connector_block_state
+    if hasattr(state, "get_block_ids"):
+        groups = state.get_block_ids(request_id)
+    else:  # until 0.29, and only of those that got blocks in this step
+        groups = state.block_ids.get(request_id)
+    return None if groups is None else groups[0]
 
 
 def layout_of(vllm_config: Any, kv_cache_config: Any) -> str:

@@ -188,8 +188,10 @@ class SchedulerSide:
             tracked = self._tracked[request_id]
             computed = compat.computed_tokens(tracked.request)
             if computed >= tracked.save_at and self._may_save(tracked, computed):
-                self._loads.heed(tracked)
-                self._saves.plan(tracked, computed, compat.block_ids_of(scheduler_output, request_id))
+                block_ids = compat.block_ids_of(scheduler_output, request_id)
+                if block_ids is not None:
+                    self._loads.heed(tracked)
+                    self._saves.plan(tracked, computed, block_ids)
 
     def _may_save(self, tracked: Tracked, computed: int) -> bool:
         # Blocks that were there at admission may be computed or loaded, by this or another request, in the very step

@@ -128,15 +128,16 @@ def plans(config: Any, tp: int, pp: int = 1, replicas: int | None = None) -> lis
         )
         cache = configs.cache_config(one)
         if replicas is None:
-            del cache.kv_tp_replicas  # what older versions do not have
-            cache = _without(cache)
+            cache = _Older(cache)
         else:
             cache.kv_tp_replicas = replicas
         made.append(shard_plan(one, cache))
     return made
 
 
-class _without:  # noqa: N801 - a cache config of a version that does not know replicas
+class _Older:
+    """A cache config of a version that does not know of replicas."""
+
     def __init__(self, cache: Any) -> None:
         self.kv_cache_groups = cache.kv_cache_groups
 

@@ -248,10 +248,9 @@ def test_what_is_on_its_way_is_not_saved_again() -> None:
     with rig() as made:
         made.add(PROMPT, outputs=20)
         made.add(PROMPT, outputs=20)
-        for _ in range(8):
+        while not made.saves:
             made.wait_for_lookups()
             made.step()
-        assert len(made.saves) >= 1
         keys = [job.hashes[32 * at : 32 * at + 32] for job in made.saves.values() for at in range(len(job.hashes) // 32)]
         assert len(keys) == len(set(keys))
         made.check_end()
