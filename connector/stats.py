@@ -26,6 +26,7 @@ COUNTERS: Final = {
     "load_chunks_missed": "Loads cut short by a chunk that was not there.",
     "load_chunks_corrupt": "Loads cut short by a chunk of which every copy is spoilt.",
     "load_chunks_failed": "Loads cut short by a chunk that could not be read.",
+    "load_straight_bytes": "Bytes loaded straight into the cache.",
     "load_staged_bytes": "Bytes loaded through the staging area.",
     "saves_ok": "Saves of which every chunk is in the pool.",
     "saves_already": "Saves of chunks that were all there.",
@@ -34,6 +35,7 @@ COUNTERS: Final = {
     "saves_away": "Saves that found the pool out of reach.",
     "saves_dropped": "Saves given up because others waited already.",
     "save_chunks": "Chunks saved.",
+    "save_straight_bytes": "Bytes saved straight from the cache.",
     "save_staged_bytes": "Bytes saved through the staging area.",
     "errors": "Errors of the pool that the connector met.",
 }
