@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker does when parts of the pool die, stop or lie: every job ends in its time, and never with wrong bytes."""
+"""When parts of the pool die, stop or lie: every job of a worker ends in its time, and never with wrong bytes."""
 
 from __future__ import annotations
 
