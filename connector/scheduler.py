@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from moonpool.connector import compat
 from moonpool.connector.events import Events
@@ -22,8 +22,6 @@ from moonpool.connector.tracked import Tracked
 from moonpool.store_client import StoreClient, StoreClientSettings
 
 __all__ = ["SchedulerSide"]
-
-_KNOWN_MAX: Final = 1 << 17
 
 
 class SchedulerSide:
@@ -49,7 +47,7 @@ class SchedulerSide:
         self._idle_said = True
         self._tracked: dict[str, Tracked] = {}
         self._keys = Keys(blocks)
-        self._known = Known(_KNOWN_MAX)
+        self._known = Known(settings.known_max)
         self._events = Events(bool(kv_events and kv_events.enable_kv_cache_events), block_tokens, blocks)
         options = StoreClientSettings.load(store)
         self._link = PoolLink(lambda: _client(store), settings.retry)
@@ -127,9 +125,7 @@ class SchedulerSide:
         if said is not None:
             assert isinstance(said, MoonpoolWorkerMetadata)
             for request_id, chunks in said.loaded.items():
-                # A request that was aborted is not known any more.
-                if (tracked := self._tracked.get(request_id)) is not None:
-                    self._loads.loaded(tracked, chunks)
+                self._loads.loaded(request_id, self._tracked.get(request_id), chunks)
             self._saves.ended(said)
         for request_id in connector_output.finished_recving or ():
             if (tracked := self._tracked.get(request_id)) is not None:
@@ -143,6 +139,7 @@ class SchedulerSide:
 
     def bind_gpu_block_pool(self, pool: Any) -> None:
         """Take the block pool, in which the blocks of saves are kept."""
+        self._loads.bind(pool)
         self._saves.bind(pool)
 
     def take_stats(self) -> ConnectorStats | None:

@@ -35,7 +35,7 @@ def run(made: Rig, *, saved: bool = True) -> None:
 
 def fresh(made: Rig) -> None:
     """Empty vLLM's own cache."""
-    assert made.scheduler.reset_prefix_cache()
+    assert made.reset()
 
 
 def matched(made: Rig, name: str, local: int = 0) -> tuple[int | None, bool]:
@@ -369,13 +369,13 @@ def test_after_a_reset_nothing_old_is_found() -> None:
         made.wait_for_lookups()
         made.step()
         made.step()
-        assert made.scheduler.reset_prefix_cache(reset_running_requests=False, reset_connector=True) is False
+        assert made.reset(reset_running_requests=False, reset_connector=True) is False
         made.abort(running)
         made.step()
         for job_id in list(made.saves):
             made.end_save(job_id)
         made.step()
-        assert made.scheduler.reset_prefix_cache(reset_connector=True)
+        assert made.reset(reset_connector=True)
         name = made.add(PROMPT, outputs=1)
         assert matched(made, name) == (0, False)
         run(made)

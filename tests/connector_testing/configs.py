@@ -32,7 +32,7 @@ DEEPSEEK = {
     "qk_rope_head_dim": 64,
     "v_head_dim": 64,
     "first_k_dense_replace": 4,
-    "n_routed_experts": None,
+    "n_routed_experts": 4,
 }
 BLOCK = 16
 
@@ -80,6 +80,7 @@ def vllm_config(
         ModelConfig,
         ParallelConfig,
         SchedulerConfig,
+        SpeculativeConfig,
         VllmConfig,
     )
 
@@ -103,6 +104,7 @@ def vllm_config(
     cache.num_gpu_blocks = blocks
     events = options.pop("kv_events", False)
     parallel = options.pop("parallel", None)
+    drafts, ahead = options.pop("drafts", 0), options.pop("ahead", False)
     config = VllmConfig(
         model_config=model_config,
         cache_config=cache,
@@ -119,7 +121,16 @@ def vllm_config(
         kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null") if events else None,
         **options,
     )
+    if drafts:
+        config.speculative_config = SpeculativeConfig(
+            method="ngram",
+            num_speculative_tokens=drafts,
+            prompt_lookup_max=2,
+            target_model_config=model_config,
+            target_parallel_config=config.parallel_config,
+        )
     # A platform may have other wishes.
+    config.scheduler_config.async_scheduling = ahead
     config.cache_config.block_size = block_tokens
     config.cache_config.num_gpu_blocks = blocks
     return config
