@@ -16,7 +16,7 @@ from moonpool.connector.counting import Counts
 from moonpool.connector.jobs import LoadJob, SaveJob
 from moonpool.connector.layout import PagedCache
 from moonpool.connector.loading import Load, Loads
-from moonpool.connector.moving import Pool, make_areas
+from moonpool.connector.moving import Pool
 from moonpool.connector.pool import PoolLink
 from moonpool.connector.saving import Save, Saves
 from moonpool.store_client import ROOT, StoreClient, StoreClientSettings
@@ -24,10 +24,12 @@ from moonpool.store_client.core import open_engine
 from worker_testing import Cache
 
 CHUNK_BLOCKS = 2
+#: That go together.
+WINDOW_CHUNKS = 3
 
 
 class Rig:
-    """What a worker has, made small enough that a job goes through its staging area in several parts."""
+    """What a worker has, made so small that a job goes in several parts."""
 
     def __init__(
         self,
@@ -38,7 +40,6 @@ class Rig:
         shards: int = 1,
         load_threads: int = 2,
         save_threads: int = 1,
-        area_chunks: int = 3,
         timeout: float = 10.0,
         waiting_max: int = 8,
         retry: float = 0.1,
@@ -52,13 +53,13 @@ class Rig:
         self.link = PoolLink(lambda: StoreClient(engine=engine, settings=settings), retry)
         pool = Pool(self.link, namespace, shard, shards)
         self.paged = PagedCache(engine, self.cache.views(), self.cache.blocks, CHUNK_BLOCKS, self.cache.layout)
-        threads = load_threads + save_threads
-        areas = make_areas(engine, threads * area_chunks * self.paged.chunk_bytes, self.paged.chunk_bytes, threads)
         self.counts = Counts()
-        self.loads = Loads(pool, self.paged, areas[:load_threads], self.counts)
+        staging = load_threads * self.paged.chunk_bytes
+        self.loads = Loads(engine, pool, self.paged, self.counts, threads=load_threads, staging_bytes=staging)
         self.saves = Saves(
-            pool, self.paged, areas[load_threads:], self.counts, timeout=timeout, waiting_max=waiting_max
+            pool, self.paged, self.counts, threads=save_threads, timeout=timeout, waiting_max=waiting_max
         )
+        self.loads._chunks = self.saves._chunks = WINDOW_CHUNKS
         self._jobs = itertools.count()
         if wait:
             self.wait_for_pool()
@@ -116,7 +117,7 @@ class Rig:
 
     def counted(self) -> Counter[str]:
         """Return what was counted since the last time, without what was observed."""
-        return Counter({name: value for name, value in self.counts.take().items() if isinstance(value, int)})
+        return Counter({name: value for name, value in self.counts.take().items() if isinstance(value, int) and value})
 
     def put(self, count: int, *parts: Any) -> list[bytes]:
         """Fill the cache at random, save chunks that lie in its first blocks, and return their keys."""
