@@ -34,9 +34,7 @@ class SchedulerSide:
         namespace: of the engine.
     """
 
-    def __init__(
-        self, vllm_config: Any, settings: ConnectorSettings, store: Mapping[str, Any], namespace: str
-    ) -> None:
+    def __init__(self, vllm_config: Any, settings: ConnectorSettings, store: Mapping[str, Any], namespace: str) -> None:
         transfer, block_tokens = vllm_config.kv_transfer_config, vllm_config.cache_config.block_size
         blocks = settings.chunk_tokens // block_tokens
         kv_events = vllm_config.kv_events_config
@@ -188,8 +186,10 @@ class SchedulerSide:
             tracked = self._tracked[request_id]
             computed = compat.computed_tokens(tracked.request)
             if computed >= tracked.save_at and self._may_save(tracked, computed):
-                self._loads.heed(tracked)
-                self._saves.plan(tracked, computed, compat.block_ids_of(scheduler_output, request_id))
+                block_ids = compat.block_ids_of(scheduler_output, request_id)
+                if block_ids is not None:
+                    self._loads.heed(tracked)
+                    self._saves.plan(tracked, computed, block_ids)
 
     def _may_save(self, tracked: Tracked, computed: int) -> bool:
         # Blocks that were there at admission may be computed or loaded, by this or another request, in the very step
@@ -199,4 +199,6 @@ class SchedulerSide:
 
 def _client(store: Mapping[str, Any]) -> StoreClient:
     # It only asks: it moves nothing, and never gets what it has found.
-    return StoreClient(**{"name": "vllm-scheduler", **store, "staging_bytes": 1 << 20, "locations_max": 0, "threads": 1})
+    return StoreClient(
+        **{"name": "vllm-scheduler", **store, "staging_bytes": 1 << 20, "locations_max": 0, "threads": 1}
+    )

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: E402 - what imports vLLM comes after it is known to be there
 """Who may use whose KV, and which worker has which part of it."""
 
 from __future__ import annotations
@@ -128,15 +129,16 @@ def plans(config: Any, tp: int, pp: int = 1, replicas: int | None = None) -> lis
         )
         cache = configs.cache_config(one)
         if replicas is None:
-            del cache.kv_tp_replicas  # what older versions do not have
-            cache = _without(cache)
+            cache = _Older(cache)
         else:
             cache.kv_tp_replicas = replicas
         made.append(shard_plan(one, cache))
     return made
 
 
-class _without:  # noqa: N801 - a cache config of a version that does not know replicas
+class _Older:
+    """A cache config of a version that does not know of replicas."""
+
     def __init__(self, cache: Any) -> None:
         self.kv_cache_groups = cache.kv_cache_groups
 
@@ -186,9 +188,13 @@ def refusal(config: Any, cache: Any = None, **settings: Any) -> str:
 
 def test_what_would_be_wrong_is_refused_with_what_to_do(config: Any) -> None:
     check_supported(config, configs.cache_config(config), ConnectorSettings())
-    assert "--prefix-caching-hash-algo sha256" in refusal(changed(config, cache_config__prefix_caching_hash_algo="xxhash"))
+    assert "--prefix-caching-hash-algo sha256" in refusal(
+        changed(config, cache_config__prefix_caching_hash_algo="xxhash")
+    )
     assert '"chunk_tokens": 96' in refusal(config, chunk_tokens=100)
-    assert "--decode-context-parallel-size 1" in refusal(changed(config, parallel_config__decode_context_parallel_size=2))
+    assert "--decode-context-parallel-size 1" in refusal(
+        changed(config, parallel_config__decode_context_parallel_size=2)
+    )
     assert "--prefill-context-parallel-size 1" in refusal(
         changed(config, parallel_config__prefill_context_parallel_size=2)
     )
@@ -216,7 +222,7 @@ def test_versions(version: str, fine: bool, monkeypatch: pytest.MonkeyPatch) -> 
     if fine:
         check()
     else:
-        with pytest.raises(ConfigError, match="0.29 or newer"):
+        with pytest.raises(ConfigError, match=r"0\.29 or newer"):
             check()
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random lives of requests in vLLM's scheduler: nothing leaks, everything ends, and every token is computed from its own.
+# ruff: noqa: E402 - what imports vLLM comes after it is known to be there
+"""Random lives in vLLM's scheduler: nothing leaks, everything ends, and every token is computed from its own.
 
 What is wrong is found by the contents of cells: see `connector_testing.rig`.
 """
