@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from moonpool.store_client.settings import StoreClientSettings
     from moonpool.store_client.values import Memory, Piece
 
-__all__ = ["Core", "Job"]
+__all__ = ["Core", "Job", "open_engine"]
 
 _log = logging.getLogger("moonpool.store_client")
 # For what the master is told in passing.
@@ -100,7 +100,7 @@ class Core:
         self.settings = settings
         self.counters: Counter[str] = Counter()
         self._own_engine = engine is None
-        self.engine = engine if engine is not None else _open_engine(settings)
+        self.engine = engine if engine is not None else open_engine(settings)
         self.closed = threading.Event()
         self._pid = os.getpid()
         #: Chunks of which this client has found every copy spoilt -> which generation; the last found at the end.
@@ -389,7 +389,8 @@ def _by_segment(segments: npt.NDArray[np.uint32]) -> list[tuple[int, npt.NDArray
     return list(zip(different.tolist(), np.split(order, starts[1:]), strict=True))
 
 
-def _open_engine(settings: StoreClientSettings) -> TransferEngine:
+def open_engine(settings: StoreClientSettings) -> TransferEngine:
+    """Open an engine that fits these settings, as a client has when it is given none."""
     arguments = {
         "name": settings.name,
         "listen": None,
