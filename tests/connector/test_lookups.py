@@ -7,7 +7,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,6 +17,9 @@ from moonpool.connector.lookups import Lookup, Lookups
 from moonpool.connector.pool import PoolLink
 from moonpool.errors import MoonpoolError
 from moonpool.store_client import ROOT, StoreClient
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 KEYS = [hashlib.sha256(bytes([index])).digest() for index in range(8)]
 
@@ -36,7 +39,7 @@ class Asked:
             self.link, "model", **{"lease": 5.0, "timeout": 1.0, "most": 8, "retry": 0.05, **options}
         )
 
-    def __enter__(self) -> Asked:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
