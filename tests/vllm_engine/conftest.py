@@ -10,11 +10,8 @@ from typing import Any
 
 import pytest
 from vllm_testing import models
-from vllm_testing.environment import prepare
 
 from moonpool.cluster import LocalCluster, local_cluster
-
-prepare()
 
 
 def pytest_configure(config: pytest.Config) -> None:

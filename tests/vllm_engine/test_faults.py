@@ -52,6 +52,7 @@ def test_without_a_pool_everything_is_computed_until_there_is_one(
         engine.settle()
         engine.forget()
         cluster.start_master()
+
         # Each time something that is new: it is in the pool once the engine has noticed that there is one.
         def found() -> bool:
             engine.forget()

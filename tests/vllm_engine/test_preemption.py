@@ -43,9 +43,7 @@ def test_blocks_are_saved_before_others_write_them(
             while engine.engine.has_unfinished_requests():
                 before = {name: engine.state(name) for name in names}
                 engine.step()
-                preempted += sum(
-                    engine.state(name) == "PREEMPTED" and before[name] == "RUNNING" for name in names
-                )
+                preempted += sum(engine.state(name) == "PREEMPTED" and before[name] == "RUNNING" for name in names)
             assert preempted > 2
             assert [engine.answers[name].tokens for name in names] == expected
             engine.settle()

@@ -106,7 +106,13 @@ def test_what_the_engine_has_itself_is_not_loaded(
 
 @pytest.mark.parametrize(("setting", "loads", "saves"), [("load_mode", False, True), ("save_mode", True, False)])
 def test_each_way_can_be_turned_off(
-    llama: Path, shared_cluster: LocalCluster, plain: Plain, tenant: dict[str, Any], setting: str, loads: bool, saves: bool
+    llama: Path,
+    shared_cluster: LocalCluster,
+    plain: Plain,
+    tenant: dict[str, Any],
+    setting: str,
+    loads: bool,
+    saves: bool,
 ) -> None:
     there, new = prompt(200, "there", setting), prompt(200, "new", setting)
     with Engine(llama, connector_of(shared_cluster, **tenant)) as engine:

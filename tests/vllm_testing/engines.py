@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-pytest.importorskip("vllm", reason="no vLLM that runs on CPUs is installed: `make test-vllm_engine` tries and says why")
+from vllm_testing.environment import prepare
+
+prepare()
+pytest.importorskip("vllm", reason="no vLLM is installed: `make test-vllm_engine` tries to, and says why not")
 
 from vllm import EngineArgs, SamplingParams
 from vllm.config import KVTransferConfig
@@ -116,7 +119,7 @@ class Engine:
 
     @property
     def scheduler(self) -> Any:
-        """vLLM's scheduler."""
+        """The scheduler of vLLM."""
         return self.core.scheduler
 
     @property

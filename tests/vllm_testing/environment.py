@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The variables that make vLLM run here, before it is imported."""
+"""The variables that make vLLM run here, which have to be there before it is imported."""
 
 from __future__ import annotations
 
@@ -22,5 +22,6 @@ VARIABLES: Final = {
 
 
 def prepare() -> None:
-    """Set them in this process."""
-    os.environ.update(VARIABLES)
+    """Set in this process what is not set."""
+    for name, value in VARIABLES.items():
+        os.environ.setdefault(name, value)

@@ -228,10 +228,10 @@ def main() -> None:
     import tempfile
 
     import pytest
-    from vllm_testing import models
-    from vllm_testing.driver import EngineProcess
 
     from moonpool.cluster import local_cluster
+    from vllm_testing import models
+    from vllm_testing.driver import EngineProcess
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--operations", type=int, default=500)
@@ -257,7 +257,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from vllm_testing.environment import prepare
-
-    prepare()
     main()
