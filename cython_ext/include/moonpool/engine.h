@@ -315,8 +315,24 @@ MP_API mp_status mp_digest_batch(const void *memory, uint64_t nbytes, const int6
 MP_API mp_status mp_combine_batch(const void *memory, uint64_t nbytes, const int64_t *offsets, size_t offsets_stride,
                                   const int64_t *lengths, size_t lengths_stride, size_t count, uint64_t *digests,
                                   size_t *bad);
-/* Copies `count` ranges of the `source_bytes` bytes at `source` to `target`. Strides as in mp_digest_batch.
- * MP_OUT_OF_RANGE: the range *bad is not inside both, and nothing was copied. Ranges may overlap. */
+/* Some memory of this process. */
+typedef struct mp_memory {
+  const void *data;
+  uint64_t nbytes;
+} mp_memory;
+/* The digests of `wholes` wholes that lie in pieces: the next counts[i] of `count` ranges, one after the other, are
+ * whole i. Range i lies in memories[which[i]]. Strides as in mp_digest_batch; a whole may be empty. Much is computed on
+ * several threads. MP_OUT_OF_RANGE: the range *bad is not inside its memory, or names none; MP_INVALID_ARGUMENT: the
+ * whole *bad has a negative count or more ranges than are left, or *bad is `wholes` and ranges are left over. Nothing
+ * was computed then. */
+MP_API mp_status mp_digest_joined(const mp_memory *memories, size_t memories_count, const int64_t *which,
+                                  size_t which_stride, const int64_t *offsets, size_t offsets_stride,
+                                  const int64_t *lengths, size_t lengths_stride, size_t count, const int64_t *counts,
+                                  size_t counts_stride, size_t wholes, uint64_t *digests, size_t *bad);
+/* Copies `count` ranges of the `source_bytes` bytes at `source` to `target`. Strides as in mp_digest_batch. Much is
+ * copied on several threads. MP_OUT_OF_RANGE: the range *bad is not inside both, and nothing was copied. Source and
+ * target may be the same memory: then one range is copied after the other. Otherwise it is undefined which byte stays
+ * where two ranges of the target overlap. */
 MP_API mp_status mp_copy_batch(void *target, uint64_t target_bytes, const int64_t *target_offsets,
                                size_t target_offsets_stride, const void *source, uint64_t source_bytes,
                                const int64_t *source_offsets, size_t source_offsets_stride, const int64_t *lengths,
