@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from moonpool.connector.metadata import MoonpoolMetadata
 from moonpool.connector.namespace import check_supported, hash_seed, namespace_of, shard_plan
 from moonpool.connector.scheduler import SchedulerSide
 from moonpool.connector.settings import ConnectorSettings
+from moonpool.connector.stats import ConnectorPromMetrics, ConnectorStats
 from moonpool.connector.worker import WorkerSide
 from moonpool.errors import ConfigError
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 
 __all__ = ["MoonpoolConnector"]
+
+_log = logging.getLogger(__name__)
 
 
 class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):
@@ -46,6 +50,12 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if role == KVConnectorRole.SCHEDULER:
+            if hash_seed():
+                _log.warning(
+                    "moonpool: PYTHONHASHSEED is %r, so that KV is shared only with engines that have the same one: "
+                    "unset it everywhere, or set it alike",
+                    hash_seed(),
+                )
             self._scheduler = SchedulerSide(vllm_config, settings, store, namespace)
         else:
             plan = shard_plan(vllm_config, kv_cache_config)
@@ -60,6 +70,22 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         """Return what has happened since the last time."""
         return (self._scheduler or self._the_worker).take_stats()
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats:
+        """Return statistics as they came from another process."""
+        return ConnectorStats(data={} if data is None else data)
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> ConnectorPromMetrics:
+        """Return what keeps the Prometheus metrics."""
+        return ConnectorPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     # ---------------------------------------------------------------- the half in the scheduler
 

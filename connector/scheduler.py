@@ -17,6 +17,7 @@ from moonpool.connector.metadata import MoonpoolMetadata, MoonpoolWorkerMetadata
 from moonpool.connector.pool import PoolLink
 from moonpool.connector.save_plan import Saves
 from moonpool.connector.settings import ConnectorSettings
+from moonpool.connector.stats import ConnectorStats
 from moonpool.connector.tracked import Tracked
 from moonpool.store_client import StoreClient, StoreClientSettings
 
@@ -45,6 +46,7 @@ class SchedulerSide:
         self._loading = settings.load_mode != "off" and transfer.is_kv_consumer
         self._saving = settings.save_mode != "off" and transfer.is_kv_producer
         self._counts: Counter[str] = Counter()
+        self._idle_said = True
         self._tracked: dict[str, Tracked] = {}
         self._keys = Keys(blocks)
         self._known = Known(_KNOWN_MAX)
@@ -105,6 +107,7 @@ class SchedulerSide:
         tracked = self._tracked.pop(request.request_id)
         computed = compat.computed_tokens(request)
         if self._may_save(tracked, computed):
+            self._loads.heed(tracked)
             self._saves.plan(tracked, computed, block_ids)
             self._saves.drop(tracked, computed)
         self._loads.finished(tracked, parked=tracked.loading >= 0)
@@ -141,6 +144,23 @@ class SchedulerSide:
     def bind_gpu_block_pool(self, pool: Any) -> None:
         """Take the block pool, in which the blocks of saves are kept."""
         self._saves.bind(pool)
+
+    def take_stats(self) -> ConnectorStats | None:
+        """Return what has been counted since the last time, and the state now; None: nothing, as before."""
+        saves, waiting = self._saves, self._lookups.waiting
+        state: dict[str, Any] = {}
+        if saves.pending or waiting or not self._idle_said:
+            state = {
+                "lookups_waiting": waiting,
+                "pinned_blocks": saves.pinned_blocks,
+                "oldest_transfer_seconds": saves.oldest,
+            }
+            self._idle_said = not (saves.pending or waiting)
+        elif not self._counts:
+            return None
+        data = {**self._counts, **state}
+        self._counts.clear()
+        return ConnectorStats(data=data)
 
     def take_events(self) -> list[Any]:
         """Return KV events since the last time."""

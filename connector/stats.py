@@ -36,12 +36,27 @@ COUNTERS: Final = {
     "save_chunks": "Chunks saved.",
     "save_staged_bytes": "Bytes saved through the staging area.",
     "errors": "Errors of the pool that the connector met.",
+    "hits": "Requests that were admitted with tokens from the pool. Again after a preemption.",
+    "hit_tokens": "Tokens that they had from there.",
+    "misses_absent": "Requests that were admitted without, since the pool had none of their tokens.",
+    "misses_local": "Requests of which vLLM's own cache had as much as the pool, or more.",
+    "misses_short": "Requests of which there is too little to load.",
+    "misses_late": "Requests that the pool had not answered for in time.",
+    "misses_away": "Requests that came while the pool was out of reach.",
+    "misses_failed": "Requests whose look-up ended with an error, or whose load has failed before.",
+    "misses_full": "Requests that came while too many look-ups waited.",
+    "misses_off": "Requests that came while nothing is loaded.",
+    "chunks_planned": "Chunks that the workers were told to save.",
+    "chunks_dropped_full": "Chunks not saved when their request ended, since too many blocks or saves waited.",
+    "chunks_dropped_away": "Chunks not saved when their request ended, since the pool was out of reach.",
 }
 #: State at the last step: of all workers, the largest. ``moonpool_connector_<name>``.
 GAUGES: Final = {
     "loads_open": "Loads under way.",
     "saves_open": "Saves under way.",
     "oldest_transfer_seconds": "How long the oldest load or save has been under way.",
+    "lookups_waiting": "Look-ups that wait for the master.",
+    "pinned_blocks": "Blocks of the cache that saves keep from being used again.",
 }
 #: ``moonpool_connector_<name>``.
 HISTOGRAMS: Final = {
