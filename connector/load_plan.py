@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import Any
 
 from moonpool.connector.keys import Keys
 from moonpool.connector.lookups import Lookups

@@ -36,9 +36,7 @@ class SchedulerSide:
         namespace: of the engine.
     """
 
-    def __init__(
-        self, vllm_config: Any, settings: ConnectorSettings, store: Mapping[str, Any], namespace: str
-    ) -> None:
+    def __init__(self, vllm_config: Any, settings: ConnectorSettings, store: Mapping[str, Any], namespace: str) -> None:
         transfer, block_tokens = vllm_config.kv_transfer_config, vllm_config.cache_config.block_size
         blocks = settings.chunk_tokens // block_tokens
         kv_events = vllm_config.kv_events_config
@@ -202,4 +200,6 @@ class SchedulerSide:
 
 def _client(store: Mapping[str, Any]) -> StoreClient:
     # It only asks: it moves nothing, and never gets what it has found.
-    return StoreClient(**{"name": "vllm-scheduler", **store, "staging_bytes": 1 << 20, "locations_max": 0, "threads": 1})
+    return StoreClient(
+        **{"name": "vllm-scheduler", **store, "staging_bytes": 1 << 20, "locations_max": 0, "threads": 1}
+    )

@@ -85,9 +85,7 @@ def vllm_config(
 
     path = model_folder(json.dumps(model or LLAMA))
     model_options = {name: options.pop(name) for name in ("revision", "dtype", "seed") if name in options}
-    cache_options = {
-        name: options.pop(name) for name in ("cache_dtype", "prefix_caching_hash_algo") if name in options
-    }
+    cache_options = {name: options.pop(name) for name in ("cache_dtype", "prefix_caching_hash_algo") if name in options}
     model_config = ModelConfig(
         model=path, skip_tokenizer_init=True, max_model_len=2048, **{"dtype": "float32", "seed": 0, **model_options}
     )
