@@ -28,7 +28,7 @@ VLLM ?= 0.32.0
 VLLM_VENV := .venv-vllm-$(VLLM)
 VLLM_STAMPS := $(VLLM_VENV)/.stamps
 # Where pip could not bring it, these suites run without and skip what needs it, with the reason.
-VLLM_SUITES := $(filter connector vllm_engine,$(SUITES))
+VLLM_SUITES := $(filter connector connector_worker vllm_engine,$(SUITES))
 VLLM_BIN = $$([[ -f $(VLLM_STAMPS)/missing ]] && echo $(BIN) || echo $(VLLM_VENV)/bin)
 
 .PHONY: help

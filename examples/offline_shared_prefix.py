@@ -140,9 +140,7 @@ def main() -> None:
         (folder / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
         model, load_format = (given.model, "auto") if given.model else (name, "dummy")
         pool = {"master": cluster.master, **cluster.client_options}
-        print(
-            f"{QUESTIONS} questions about one document of {SHARED_TOKENS} tokens; what each engine has itself is dropped"
-        )
+        print(f"{QUESTIONS} questions about a document of {SHARED_TOKENS} tokens; engines keep nothing between them")
         print(f"{'':34}{'hit rate':>10}{'time to first token':>22}")
         rows = {
             "engine A, which fills the pool": run(folder, model, load_format, 0, pool),

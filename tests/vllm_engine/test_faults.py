@@ -47,7 +47,7 @@ def test_without_a_pool_everything_is_computed_until_there_is_one(
 ) -> None:
     same = prompt(300, "away")
     cluster.kill_master()
-    with Engine(llama, connector_of(cluster, load_mode=load_mode, **TIMES)) as engine:
+    with Engine(llama, connector_of(cluster, load_mode=load_mode, **TIMES), connected=False) as engine:
         assert ask(engine, plain, same) == [0]
         engine.settle()
         engine.forget()

@@ -40,10 +40,8 @@ def test_the_tokens_are_those_of_an_engine_without_a_pool(
         assert engine.forget()
         again = engine.ask(*prompts, tokens=12)
         assert [answer.tokens for answer in again] == expected
-        # Of a prompt that the pool has whole, the last token is computed all the same: with it its block, when the
-        # blocks have to be there at once.
-        whole = 3 * CHUNK - 1 if load_mode == "async" else 3 * CHUNK - BLOCK
-        assert [answer.cached for answer in again] == [3 * CHUNK, 3 * CHUNK, whole, 3 * CHUNK]
+        # Of a prompt that the pool has whole, the last block is computed all the same.
+        assert [answer.cached for answer in again] == [3 * CHUNK, 3 * CHUNK, 3 * CHUNK - BLOCK, 3 * CHUNK]
         engine.settle()
 
 

@@ -72,6 +72,10 @@ class EngineProcess:
         """Step until every save has ended."""
         self._call("settle")
 
+    def hash_of(self, text: str) -> int:
+        """Return Python's hash of a text there."""
+        return int(self._call("hash", text=text)["hash"])
+
     def close(self) -> None:
         """End it."""
         assert self._process.stdin is not None
@@ -125,6 +129,8 @@ def main() -> None:
                 reply = {"done": engine.forget()}
             elif call["what"] == "settle":
                 engine.settle()
+            elif call["what"] == "hash":
+                reply = {"hash": hash(call["text"])}
             else:
                 raise ValueError(call["what"])
             replies.write(json.dumps(reply) + "\n")

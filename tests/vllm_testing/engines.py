@@ -22,6 +22,8 @@ from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from moonpool.connector.pool import PoolLink
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -66,12 +68,21 @@ class Answer:
     finished: str | None = None
 
 
+def links(connector: Any) -> list[PoolLink]:
+    """Return the ways of a connector to its pool."""
+    if hasattr(connector, "_connectors"):  # MultiConnector
+        return [link for one in connector._connectors for link in links(one)]
+    side = connector._scheduler or connector._worker
+    return [side._link if connector._scheduler else side._parts.link]
+
+
 class Engine:
     """An engine that runs when it is stepped.
 
     Args:
         model: its folder.
         connector: of `connector_of`; None: no connector.
+        connected: wait until the connector has found its pool, which an engine does not.
         blocks: of its cache.
         options: more of vLLM's engine arguments.
 
@@ -80,7 +91,13 @@ class Engine:
     """
 
     def __init__(
-        self, model: Path, connector: Mapping[str, Any] | None = None, *, blocks: int = 200, **options: Any
+        self,
+        model: Path,
+        connector: Mapping[str, Any] | None = None,
+        *,
+        connected: bool = True,
+        blocks: int = 200,
+        **options: Any,
     ) -> None:
         arguments: dict[str, Any] = {
             "dtype": "float32",
@@ -111,6 +128,8 @@ class Engine:
         self.answers: dict[str, Answer] = {}
         self._ids: dict[str, str] = {}
         self._count = 0
+        if connector is not None and connected:
+            self.run(self._is_connected)
 
     @property
     def core(self) -> Any:
@@ -138,6 +157,12 @@ class Engine:
     def free_blocks(self) -> int:
         """How many blocks of the cache nobody holds."""
         return int(self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
+
+    def _is_connected(self) -> bool:
+        # A worker in another process cannot be looked into, nor does it answer before it has found the pool.
+        if not hasattr(self.engine.engine_core, "engine_core"):
+            return True
+        return all(link.client is not None for link in links(self.connector) + links(self.worker_connector))
 
     def add(self, prompt: Iterable[int], tokens: int = 8, *, name: str | None = None, salt: str | None = None) -> str:
         """Add a request that generates so many tokens, and return its name."""

@@ -78,8 +78,7 @@ class Hooks:
         empty = self._measured("", lambda: None)
         for _ in range(20_000):
             empty()
-        each = self.seconds.pop("") / self.calls.pop("")
-        return each
+        return self.seconds.pop("") / self.calls.pop("")
 
 
 def hooks_per_step(model: Path, cluster: LocalCluster, rounds: int) -> dict[str, Any]:
