@@ -25,9 +25,12 @@ from moonpool.transfer_engine import Region, TransferEngine, copy_batch
 __all__ = ["CacheLayoutError", "Int64s", "PagedCache", "name"]
 
 Int64s = npt.NDArray[np.int64]
+Spans = tuple[tuple[list[Region], Int64s], Int64s, Int64s, Int64s]
 
 _HNC: Final = "HNC"
 _NHC: Final = "NHC"
+#: Length of pieces, on average, from which on a copy of them costs more than a transfer of many.
+_STRAIGHT_BYTES: Final = 4096
 
 
 class CacheLayoutError(MoonpoolError, ValueError):
@@ -86,6 +89,7 @@ class PagedCache:
     Attributes:
         chunk_blocks: of one chunk.
         chunk_bytes: of one chunk, as this worker stores it.
+        straight: whether its pieces are so long that the engine had better move them one by one.
         regions: one for each storage.
 
     Raises:
@@ -163,6 +167,35 @@ class PagedCache:
         for region, in_cache, staged, lengths in self._pieces(table, offsets):
             copy_batch(region, in_cache, staging, staged, lengths)
 
+    def spans(
+        self,
+        table: Int64s,
+        staged: npt.NDArray[np.intp] | None = None,
+        staging: Region | None = None,
+        offsets: Int64s | None = None,
+    ) -> Spans:
+        """Return where chunks are, as `StoreClient` takes values and destinations.
+
+        Args:
+            table: the blocks of a chunk in each row.
+            staged: rows that are in a staging area instead of the cache, each as a whole.
+            staging: that area.
+            offsets: of those chunks in it.
+        """
+        shape = len(table), len(self._block)
+        where = self._offset + table[:, self._block] * self._stride
+        which = np.broadcast_to(self._storage, shape)
+        lengths = np.broadcast_to(self._length, shape)
+        counts = np.full(shape[0], shape[1], dtype=np.int64)
+        if staging is None or not len(staged):
+            return (self.regions, which.ravel()), where.ravel(), lengths.ravel(), counts
+        which, lengths = which.copy(), lengths.copy()
+        where[staged, 0], which[staged, 0], lengths[staged, 0] = offsets, len(self.regions), self.chunk_bytes
+        counts[staged] = 1
+        used = np.ones(shape, dtype=np.bool_)
+        used[staged, 1:] = False
+        return ([*self.regions, staging], which[used]), where[used], lengths[used], counts
+
     def _pieces(self, table: Int64s, offsets: Int64s) -> Iterable[tuple[Region, Int64s, Int64s, Int64s]]:
         absent = bool((table < 0).any())
         for number, region in enumerate(self.regions):
@@ -189,8 +222,9 @@ class PagedCache:
         self._length = np.repeat([layer.run_bytes for layer in layers], counts)
         self._at = np.cumsum(self._length) - self._length
         self.chunk_bytes = int(self._length.sum())
-        storage = np.repeat([numbers[layer.storage] for layer in layers], counts)
-        self._of_storage = [np.flatnonzero(storage == number) for number in range(len(numbers))]
+        self._storage = np.repeat([numbers[layer.storage] for layer in layers], counts)
+        self._of_storage = [np.flatnonzero(self._storage == number) for number in range(len(numbers))]
+        self.straight = self.chunk_bytes >= _STRAIGHT_BYTES * len(self._at)
 
 
 def _check_apart(layers: list[_Pages], storage: _Storage, num_blocks: int) -> None:

@@ -13,10 +13,11 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from moonpool.connector.moving import window_chunks
 from moonpool.errors import MoonpoolError
 from moonpool.store_client import MasterUnavailableError, Outcome
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from moonpool.connector.counting import Counts
     from moonpool.connector.jobs import LoadJob
-    from moonpool.connector.layout import PagedCache
+    from moonpool.connector.layout import Int64s, PagedCache
     from moonpool.connector.moving import Area, Pool
     from moonpool.store_client import GetResults
 
@@ -92,6 +93,7 @@ class Loads:
         self._pool = pool
         self._cache = cache
         self._counts = counts
+        self._chunks = window_chunks(cache.chunk_bytes)
         self._changed = threading.Condition()
         self._queue: deque[Load] = deque()
         self._ended: list[Load] = []
@@ -207,22 +209,41 @@ class Loads:
                 return "cancelled" if load.cancelled else "late"
             if client is None:
                 return "away"
-            begin, end = load.good, min(load.good + len(area.offsets), load.chunks)
-            hashes = load.job.hashes[begin * _HASH_BYTES : end * _HASH_BYTES]
-            offsets = area.offsets[: end - begin]
-            places = area.region, offsets, self._cache.chunk_bytes
+            rows = self._window(table[load.good :], area)
+            straight = self._cache.straight
+            staged = np.flatnonzero((rows < 0).any(axis=1)) if straight else np.arange(len(rows))
+            offsets = area.offsets[: len(staged)]
+            hashes = load.job.hashes[load.good * _HASH_BYTES : (load.good + len(rows)) * _HASH_BYTES]
+            places: Any = area.region, offsets, self._cache.chunk_bytes
+            if straight:
+                places = self._cache.spans(rows, staged, area.region, offsets)
+            if straight and not self._begin_writing(load):
+                continue
             got = client.get_into(self._pool.namespace, hashes, places, shard=self._pool.shard, timeout=left)
             self._pool.link.answered()
             good = self._good(got)
-            if not self._begin_writing(load):
-                return "late"  # or cancelled: it has ended meanwhile
-            self._cache.scatter(table[begin : begin + good], area.region, offsets[:good])
+            if not straight and not self._begin_writing(load):
+                continue
+            came = staged[staged < good]
+            self._cache.scatter(rows[came], area.region, offsets[: len(came)])
             with self._changed:
-                load.state, load.good = _State.WAITING, begin + good
-            self._counts.add(load_chunks=good, load_staged_bytes=good * self._cache.chunk_bytes)
-            if begin + good < end:
+                load.state, load.good = _State.WAITING, load.good + good
+            self._count(good, len(came))
+            if good < len(rows):
                 return "missing"
         return "ok"
+
+    def _window(self, table: Int64s, area: Area) -> Int64s:
+        """Return the first chunks that go together: those with blocks left out always pass through the area."""
+        staged = np.cumsum((table < 0).any(axis=1)) if self._cache.straight else np.arange(1, len(table) + 1)
+        return table[: min(self._chunks, int(np.searchsorted(staged, len(area.offsets), side="right")))]
+
+    def _count(self, chunks: int, staged: int) -> None:
+        size = self._cache.chunk_bytes
+        self._counts.add(load_chunks=chunks)
+        for name, some in (("load_straight_bytes", chunks - staged), ("load_staged_bytes", staged)):
+            if some:
+                self._counts.add(**{name: some * size})
 
     def _good(self, got: GetResults) -> int:
         """Return how many of the first chunks have come, whole and of the right length."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from moonpool.connector.pool import PoolLink
     from moonpool.transfer_engine import Region, TransferEngine
 
-__all__ = ["Area", "Pool", "make_areas"]
+__all__ = ["Area", "Pool", "make_areas", "window_chunks"]
 
 #: What goes together: so little that a cancelled load ends soon, so much that calls cost nothing beside it.
 _WINDOW_BYTES: Final = 32 << 20
@@ -51,14 +51,19 @@ class Area:
     offsets: Int64s
 
 
-def make_areas(engine: TransferEngine, nbytes: int, chunk_bytes: int, threads: int) -> list[Area]:
-    """Allocate an area for each thread, all together at most `nbytes`.
+def window_chunks(chunk_bytes: int) -> int:
+    """Return how many chunks go together at most."""
+    return max(1, _WINDOW_BYTES // chunk_bytes)
+
+
+def make_areas(engine: TransferEngine, nbytes: int, chunk_bytes: int, chunks_max: int, threads: int) -> list[Area]:
+    """Allocate an area for each thread, with room for up to `chunks_max` chunks, all together at most `nbytes`.
 
     Raises:
         ConfigError: there is no room for one chunk in each.
         OutOfMemoryError: there is no such memory.
     """
-    chunks = min(nbytes // threads, max(_WINDOW_BYTES, chunk_bytes)) // chunk_bytes
+    chunks = min(nbytes // threads // chunk_bytes, chunks_max)
     if not chunks:
         raise ConfigError(
             f"staging_bytes is {nbytes}: {threads} threads need room for a chunk of {chunk_bytes} bytes each",

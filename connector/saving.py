@@ -13,10 +13,11 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from moonpool.connector.moving import window_chunks
 from moonpool.errors import MoonpoolError
 from moonpool.store_client import MasterUnavailableError, Outcome
 
@@ -72,6 +73,7 @@ class Saves:
         self._pool = pool
         self._cache = cache
         self._counts = counts
+        self._chunks = window_chunks(cache.chunk_bytes)
         self._timeout = timeout
         self._waiting_max = waiting_max
         self._changed = threading.Condition()
@@ -176,32 +178,40 @@ class Saves:
         table = self._cache.table(job.block_ids)
         hashes = np.frombuffer(job.hashes, dtype=np.uint8).reshape(-1, _HASH_BYTES)
         parents = np.frombuffer(job.parent + job.hashes[:-_HASH_BYTES], dtype=np.uint8).reshape(-1, _HASH_BYTES)
-        for begin in range(0, len(missing), len(area.offsets)):
-            some = missing[begin : begin + len(area.offsets)]
-            offsets = area.offsets[: len(some)]
+        straight = self._cache.straight
+        step = self._chunks if straight else len(area.offsets)
+        for begin in range(0, len(missing), step):
+            some = missing[begin : begin + step]
             if not self._begin_reading(save):
                 return "late"  # it has ended meanwhile
-            self._cache.gather(table[some], area.region, offsets)
-            with self._changed:
-                save.state = _State.WAITING
+            places: Any
+            if straight:
+                places = self._cache.spans(table[some])
+            else:
+                places = area.region, area.offsets[: len(some)], self._cache.chunk_bytes
+                self._cache.gather(table[some], area.region, area.offsets[: len(some)])
+                self._end_reading(save)
             if (left := until - time.monotonic()) <= 0:
                 return "late"
             results = client.put(
                 self._pool.namespace,
                 hashes[some].tobytes(),
-                (area.region, offsets, self._cache.chunk_bytes),
+                places,
                 parents=parents[some].tobytes(),
                 shard=self._pool.shard,
                 shards=self._pool.shards,
                 timeout=left,
             )
+            if straight:
+                self._end_reading(save)
             if not self._all_there(results):
                 return "failed"
         return "ok"
 
     def _all_there(self, results: Results) -> bool:
         put = results.count(Outcome.OK)
-        self._counts.add(save_chunks=put, save_staged_bytes=put * self._cache.chunk_bytes)
+        way = "save_straight_bytes" if self._cache.straight else "save_staged_bytes"
+        self._counts.add(save_chunks=put, **{way: put * self._cache.chunk_bytes})
         if results.ok:
             return True
         self._counts.complain("a chunk was not saved", results.errors[min(results.errors)])
@@ -213,6 +223,10 @@ class Saves:
                 return False
             save.state = _State.READING
             return True
+
+    def _end_reading(self, save: Save) -> None:
+        with self._changed:
+            save.state = _State.WAITING
 
     # ---------------------------------------------------------------- with the lock
 

@@ -11,11 +11,12 @@ import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from moonpool.connector.compat import layout_of
 from moonpool.connector.counting import Counts
 from moonpool.connector.layout import PagedCache
 from moonpool.connector.loading import Loads
 from moonpool.connector.metadata import MoonpoolMetadata, MoonpoolWorkerMetadata
-from moonpool.connector.moving import Pool, make_areas
+from moonpool.connector.moving import Pool, make_areas, window_chunks
 from moonpool.connector.pool import PoolLink
 from moonpool.connector.saving import Saves
 from moonpool.connector.stats import ConnectorStats
@@ -57,9 +58,7 @@ class WorkerSide:
         self._settings = settings
         self._plan = plan
         self._kv_cache_config = kv_cache_config
-        self._layout = getattr(kv_cache_config, "kv_cache_layout", None) or getattr(
-            vllm_config.cache_config, "kv_cache_layout", None
-        )
+        self._layout = layout_of(vllm_config, kv_cache_config)
         self._counts = Counts()
         self._taken = MoonpoolWorkerMetadata()
         self._finished: set[str] = set()
@@ -89,7 +88,9 @@ class WorkerSide:
         load_threads = settings.load_threads if settings.load_mode != "off" else 0
         save_threads = settings.save_threads if settings.save_mode != "off" and self._plan.writes else 0
         threads = load_threads + save_threads
-        areas = make_areas(engine, settings.staging_bytes, cache.chunk_bytes, threads) if threads else []
+        # Of a load that goes straight, the first and the last chunk may go only in part.
+        chunks_max = 2 if cache.straight else window_chunks(cache.chunk_bytes)
+        areas = make_areas(engine, settings.staging_bytes, cache.chunk_bytes, chunks_max, threads) if threads else []
         self._parts.loads = Loads(self._pool, cache, areas[:load_threads], self._counts)
         self._parts.saves = Saves(
             self._pool,

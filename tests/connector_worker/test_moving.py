@@ -18,6 +18,8 @@ from moonpool.errors import ConfigError
 from moonpool.store_client import StoreClient
 
 Rigs = Callable[..., Rig]
+STRAIGHT = pytest.mark.parametrize("rigs", [True], ids=["straight"], indirect=True)
+STAGED = pytest.mark.parametrize("rigs", [False], ids=["staged"], indirect=True)
 
 
 def chunk(rig: Rig, number: int) -> bytes:
@@ -38,9 +40,9 @@ def test_what_one_worker_saves_another_one_loads(rigs: Rigs) -> None:
     counted = reader.counted()
     assert counted["loads_ok"] == 1
     assert counted["load_chunks"] == 10
-    assert counted["load_staged_bytes"] == 10 * reader.paged.chunk_bytes
+    assert counted[f"load_{reader.way}_bytes"] == 10 * reader.paged.chunk_bytes
     assert writer.counted() == {
-        "saves_ok": 1, "save_chunks": 10, "save_staged_bytes": 10 * writer.paged.chunk_bytes
+        "saves_ok": 1, "save_chunks": 10, f"save_{writer.way}_bytes": 10 * writer.paged.chunk_bytes
     }  # fmt: skip
     assert not reader.loads.ended()
 
@@ -104,7 +106,7 @@ def test_what_is_in_the_pool_is_not_moved_again(rigs: Rigs) -> None:
     more = hashes + keys(2, "more")
     rig.save(more, range(12))
     rig.saved()
-    assert rig.counted() == {"saves_ok": 1, "save_chunks": 2, "save_staged_bytes": 2 * rig.paged.chunk_bytes}
+    assert rig.counted() == {"saves_ok": 1, "save_chunks": 2, f"save_{rig.way}_bytes": 2 * rig.paged.chunk_bytes}
     assert rig.link.client is not None
     assert rig.link.client.match_prefix(rig.saves._pool.namespace, more) == 6
 
@@ -169,6 +171,7 @@ def test_saves_that_are_too_many_are_dropped_and_counted(rigs: Rigs, monkeypatch
     assert rig.counted()["saves_dropped"] == 3
 
 
+@STAGED
 def test_a_cancelled_load_ends_at_once_and_its_blocks_stay_as_they_are(
     rigs: Rigs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +208,7 @@ def test_a_cancelled_load_ends_at_once_and_its_blocks_stay_as_they_are(
     assert rig.counted()["loads_cancelled"] == 2
 
 
+@STAGED
 def test_a_late_load_is_reported_in_time_and_writes_nothing_after_that(
     rigs: Rigs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,6 +245,34 @@ def test_loads_that_a_step_cannot_do_without_are_waited_for(rigs: Rigs) -> None:
     assert len(rig.loads.ended()) == 3
 
 
+@STRAIGHT
+@pytest.mark.parametrize("how", ["cancelled", "late"])
+def test_a_load_is_not_reported_while_bytes_may_come(rigs: Rigs, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    rig = rigs(load_threads=1)
+    hashes = rig.put(6)
+    held, came = threading.Event(), threading.Event()
+    get_into = StoreClient.get_into
+
+    def slowly(*args: object, **kwargs: object) -> object:
+        came.set()
+        assert held.wait(30)
+        return get_into(*args, **{**kwargs, "timeout": 10.0})  # type: ignore[arg-type]
+
+    monkeypatch.setattr(StoreClient, "get_into", slowly)
+    load = rig.load(hashes, range(20, 32), timeout=30.0 if how == "cancelled" else 0.1)
+    assert came.wait(30)
+    if how == "cancelled":
+        rig.loads.cancel([load.job.request_id])
+    time.sleep(max(0.0, load.until - time.monotonic()) if how == "late" else 0.0)
+    assert not rig.loads.ended()
+    held.set()
+    rig.loaded()
+    assert load.good == 3  # what goes together came, the rest was not begun
+    assert load.failed_blocks == list(range(26, 32))
+    assert rig.counted()[f"loads_{how}"] == 1
+
+
+@STAGED
 def test_a_wait_ends_with_the_time_of_the_load(rigs: Rigs, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = rigs(load_threads=1)
     held = threading.Event()
@@ -268,7 +300,7 @@ def test_a_fault_of_the_plan_ends_its_job_alone(rigs: Rigs, caplog: pytest.LogCa
 def test_staging_has_room_for_one_chunk_of_each_thread(shared_cluster: LocalCluster) -> None:
     engine = shared_cluster.client().engine
     with pytest.raises(ConfigError, match="staging_bytes of 3000 or more"):
-        make_areas(engine, 2999, 1000, 3)
-    areas = make_areas(engine, 7000, 1000, 3)
+        make_areas(engine, 2999, 1000, 2, 3)
+    areas = make_areas(engine, 70000, 1000, 2, 3)
     assert [area.offsets.tolist() for area in areas] == [[0, 1000], [2000, 3000], [4000, 5000]]
     areas[0].region.release()

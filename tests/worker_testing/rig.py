@@ -24,6 +24,8 @@ from moonpool.store_client.core import open_engine
 from worker_testing import Cache
 
 CHUNK_BLOCKS = 2
+#: That go together.
+WINDOW_CHUNKS = 3
 
 
 class Rig:
@@ -36,9 +38,9 @@ class Rig:
         *,
         shard: int = 0,
         shards: int = 1,
+        straight: bool = True,
         load_threads: int = 2,
         save_threads: int = 1,
-        area_chunks: int = 3,
         timeout: float = 10.0,
         waiting_max: int = 8,
         retry: float = 0.1,
@@ -53,12 +55,15 @@ class Rig:
         pool = Pool(self.link, namespace, shard, shards)
         self.paged = PagedCache(engine, self.cache.views(), self.cache.blocks, CHUNK_BLOCKS, self.cache.layout)
         threads = load_threads + save_threads
-        areas = make_areas(engine, threads * area_chunks * self.paged.chunk_bytes, self.paged.chunk_bytes, threads)
+        self.paged.straight = straight
+        self.way = "straight" if straight else "staged"
+        areas = make_areas(engine, 1 << 24, self.paged.chunk_bytes, WINDOW_CHUNKS, threads)
         self.counts = Counts()
         self.loads = Loads(pool, self.paged, areas[:load_threads], self.counts)
         self.saves = Saves(
             pool, self.paged, areas[load_threads:], self.counts, timeout=timeout, waiting_max=waiting_max
         )
+        self.loads._chunks = self.saves._chunks = WINDOW_CHUNKS
         self._jobs = itertools.count()
         if wait:
             self.wait_for_pool()
