@@ -43,8 +43,8 @@ def test_engines_of_other_types_blocks_and_weights_share_a_pool_and_nothing_in_i
 
 
 def test_a_model_with_latent_attention(mla: Path, shared_cluster: LocalCluster, tenant: dict[str, Any]) -> None:
-    # On a CPU vLLM computes the prompts of such a model one by one, none behind a prefix but of a single token, and that
-    # one as it computes tokens that it generates, which is not quite as in a prompt. So here it is one of those.
+    # On a CPU vLLM computes the prompts of such a model one by one, and behind a prefix a single token only, as it
+    # computes those that it generates, which is not quite as in a prompt. So here it is one of those.
     first = prompt(3 * CHUNK, "latent")
     with Engine(mla, block_size=16) as engine:
         expected = engine.ask(first, tokens=12)[0].tokens
