@@ -99,10 +99,12 @@ class Engine:
         blocks: int = 200,
         **options: Any,
     ) -> None:
+        block_size = options.get("block_size", 32)
         arguments: dict[str, Any] = {
             "dtype": "float32",
-            "block_size": 32,
-            "max_model_len": 1024,
+            "block_size": block_size,
+            # One block is vLLM's own, and the longest request has to fit.
+            "max_model_len": min(1024, (blocks - 1) * block_size),
             "max_num_batched_tokens": 1024,
             **options,
         }
