@@ -17,7 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from moonpool.connector import compat
 from moonpool.connector.metadata import MoonpoolMetadata
-from moonpool.connector.namespace import check_supported, namespace_of, shard_plan
+from moonpool.connector.namespace import check_supported, hash_seed, namespace_of, shard_plan
 from moonpool.connector.scheduler import SchedulerSide
 from moonpool.connector.settings import ConnectorSettings
 from moonpool.connector.stats import ConnectorPromMetrics, ConnectorStats

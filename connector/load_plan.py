@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from dataclasses import dataclass
+from typing import Any
 
 from moonpool.connector.keys import Keys
 from moonpool.connector.lookups import Lookups
@@ -13,6 +15,25 @@ from moonpool.connector.settings import ConnectorSettings
 from moonpool.connector.tracked import Tracked
 
 __all__ = ["Loads"]
+
+
+@dataclass(slots=True)
+class _Filling:
+    """A load that the step waits for.
+
+    Attributes:
+        block: which block of the request is the first to be loaded.
+        first: the hash of that block.
+        block_ids: it and all that come after it.
+        chunk: which chunk of the request is the first.
+        chunks: how many are loaded.
+    """
+
+    block: int
+    first: bytes
+    block_ids: list[int]
+    chunk: int
+    chunks: int
 
 
 class Loads:
@@ -37,8 +58,14 @@ class Loads:
         self._block_tokens = block_tokens
         self._counts = counts
         self._is_async = settings.load_mode == "async"
+        self._filling: dict[str, _Filling] = {}
+        self._pool: Any = None
         self._jobs: list[LoadJob] = []
         self._cancelled: list[str] = []
+
+    def bind(self, pool: Any) -> None:
+        """Take the block pool of the engine."""
+        self._pool = pool
 
     def ask(self, tracked: Tracked) -> None:
         """Ask what the pool has of a request that is new."""
@@ -49,7 +76,7 @@ class Loads:
     def matched(self, tracked: Tracked, local: int) -> int | None:
         """Return how many tokens the pool has beyond the local ones; None: it has not answered yet."""
         tracked.local = local
-        found = self._found(tracked, local)
+        found = None if self._is_filled_now(tracked.request, local) else self._found(tracked, local)
         if found is None:
             return None
         tracked.waiting = 0.0
@@ -79,6 +106,10 @@ class Loads:
         tracked.saved = max(tracked.saved, last)
         self._counts["hits"] += 1
         self._counts["hit_tokens"] += tokens
+        if not self._is_async:
+            block = begin // step
+            first_hash = tracked.request.block_hashes[block]
+            self._filling[tracked.request.request_id] = _Filling(block, first_hash, block_ids[block:], first, last - first)
         self._jobs.append(
             LoadJob(
                 request_id=tracked.request.request_id,
@@ -90,9 +121,15 @@ class Loads:
             )
         )
 
-    def loaded(self, tracked: Tracked, chunks: int) -> None:
-        """The load of a request has ended, on some worker, with so many good chunks."""
-        if tracked.loading < 0:
+    def loaded(self, request_id: str, tracked: Tracked | None, chunks: int) -> None:
+        """A load has ended, on some worker, with so many good chunks. None: its request was aborted before."""
+        filling = self._filling.pop(request_id, None)
+        if filling is not None and chunks < filling.chunks:
+            # vLLM leaves them in its own cache, for the request to fill them yet. If it is aborted first, others would
+            # take what is in them for their prefix.
+            good = max(0, (filling.chunk + chunks) * self._settings.chunk_tokens // self._block_tokens - filling.block)
+            self._pool.evict_blocks(set(filling.block_ids[good:]))
+        if tracked is None or tracked.loading < 0:
             return
         good = tracked.loading + chunks
         if not self._is_async:
@@ -124,6 +161,16 @@ class Loads:
         tracked.found, tracked.saved, tracked.save_at = lookup.asked, lookup.answer, 0
 
     # ---------------------------------------------------------------- inside
+
+    def _is_filled_now(self, request: Any, local: int) -> bool:
+        """Whether vLLM's own cache has blocks of this request only in that a step under way loads them.
+
+        vLLM puts them there before it is known that the load succeeds (not those of loads in the background).
+        """
+        blocks = local // self._block_tokens
+        return any(
+            one.block < blocks and request.block_hashes[one.block] == one.first for one in self._filling.values()
+        )
 
     def _wanted(self, tracked: Tracked) -> int:
         """How many chunks it is worth asking for."""

@@ -120,7 +120,9 @@ class Lookups:
             return
         sent = time.monotonic()
         try:
-            found = client.match_prefix(self._namespace, lookup.hashes, lease=self._lease, timeout=self._timeout)
+            found = client.match_prefix(
+                self._namespace, lookup.hashes, lease=self._lease, timeout=self._timeout
+            )
         except MoonpoolError as error:
             self._link.failed(error)
             self._refuse(lookup, "failed")

@@ -52,7 +52,9 @@ def namespace_of(vllm_config: Any, kv_cache_config: Any, settings: ConnectorSett
     return f"{head[: _NAMESPACE_MAX - len(digest) - 1]}/{digest}"
 
 
-def fingerprint_of(vllm_config: Any, kv_cache_config: Any, settings: ConnectorSettings, layout: str) -> dict[str, Any]:
+def fingerprint_of(
+    vllm_config: Any, kv_cache_config: Any, settings: ConnectorSettings, layout: str
+) -> dict[str, Any]:
     """Return everything that two engines must have in common to use each other's KV.
 
     Only what the scheduler and every worker see alike: the cache config of a worker names its own layers.

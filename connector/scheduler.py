@@ -36,7 +36,9 @@ class SchedulerSide:
         namespace: of the engine.
     """
 
-    def __init__(self, vllm_config: Any, settings: ConnectorSettings, store: Mapping[str, Any], namespace: str) -> None:
+    def __init__(
+        self, vllm_config: Any, settings: ConnectorSettings, store: Mapping[str, Any], namespace: str
+    ) -> None:
         transfer, block_tokens = vllm_config.kv_transfer_config, vllm_config.cache_config.block_size
         blocks = settings.chunk_tokens // block_tokens
         kv_events = vllm_config.kv_events_config
@@ -125,9 +127,7 @@ class SchedulerSide:
         if said is not None:
             assert isinstance(said, MoonpoolWorkerMetadata)
             for request_id, chunks in said.loaded.items():
-                # A request that was aborted is not known any more.
-                if (tracked := self._tracked.get(request_id)) is not None:
-                    self._loads.loaded(tracked, chunks)
+                self._loads.loaded(request_id, self._tracked.get(request_id), chunks)
             self._saves.ended(said)
         for request_id in connector_output.finished_recving or ():
             if (tracked := self._tracked.get(request_id)) is not None:
@@ -141,6 +141,7 @@ class SchedulerSide:
 
     def bind_gpu_block_pool(self, pool: Any) -> None:
         """Take the block pool, in which the blocks of saves are kept."""
+        self._loads.bind(pool)
         self._saves.bind(pool)
 
     def take_stats(self) -> ConnectorStats | None:
@@ -200,6 +201,4 @@ class SchedulerSide:
 
 def _client(store: Mapping[str, Any]) -> StoreClient:
     # It only asks: it moves nothing, and never gets what it has found.
-    return StoreClient(
-        **{"name": "vllm-scheduler", **store, "staging_bytes": 1 << 20, "locations_max": 0, "threads": 1}
-    )
+    return StoreClient(**{"name": "vllm-scheduler", **store, "staging_bytes": 1 << 20, "locations_max": 0, "threads": 1})

@@ -35,7 +35,7 @@ def run(made: Rig, *, saved: bool = True) -> None:
 
 def fresh(made: Rig) -> None:
     """Empty vLLM's own cache."""
-    assert made.scheduler.reset_prefix_cache()
+    assert made.reset()
 
 
 def matched(made: Rig, name: str, local: int = 0) -> tuple[int | None, bool]:
@@ -168,7 +168,7 @@ def test_a_load_that_fails_is_computed_and_not_tried_again(mode: str, good: int)
             made.end_load(name, good)
             made.step()
         # What the pool says has not changed.
-        assert matched(made, name)[0] in ({0} if good == 0 else {good * CHUNK, 0})
+        assert matched(made, name) [0] in ({0} if good == 0 else {good * CHUNK, 0})
         run(made)
         assert made.pool.chunks == before
         assert counts(made)["hits"] <= 2
@@ -252,9 +252,7 @@ def test_what_is_on_its_way_is_not_saved_again() -> None:
             made.wait_for_lookups()
             made.step()
         assert len(made.saves) >= 1
-        keys = [
-            job.hashes[32 * at : 32 * at + 32] for job in made.saves.values() for at in range(len(job.hashes) // 32)
-        ]
+        keys = [job.hashes[32 * at : 32 * at + 32] for job in made.saves.values() for at in range(len(job.hashes) // 32)]
         assert len(keys) == len(set(keys))
         made.check_end()
 
@@ -371,13 +369,13 @@ def test_after_a_reset_nothing_old_is_found() -> None:
         made.wait_for_lookups()
         made.step()
         made.step()
-        assert made.scheduler.reset_prefix_cache(reset_running_requests=False, reset_connector=True) is False
+        assert made.reset(reset_running_requests=False, reset_connector=True) is False
         made.abort(running)
         made.step()
         for job_id in list(made.saves):
             made.end_save(job_id)
         made.step()
-        assert made.scheduler.reset_prefix_cache(reset_connector=True)
+        assert made.reset(reset_connector=True)
         name = made.add(PROMPT, outputs=1)
         assert matched(made, name) == (0, False)
         run(made)

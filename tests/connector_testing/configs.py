@@ -80,12 +80,15 @@ def vllm_config(
         ModelConfig,
         ParallelConfig,
         SchedulerConfig,
+        SpeculativeConfig,
         VllmConfig,
     )
 
     path = model_folder(json.dumps(model or LLAMA))
     model_options = {name: options.pop(name) for name in ("revision", "dtype", "seed") if name in options}
-    cache_options = {name: options.pop(name) for name in ("cache_dtype", "prefix_caching_hash_algo") if name in options}
+    cache_options = {
+        name: options.pop(name) for name in ("cache_dtype", "prefix_caching_hash_algo") if name in options
+    }
     model_config = ModelConfig(
         model=path, skip_tokenizer_init=True, max_model_len=2048, **{"dtype": "float32", "seed": 0, **model_options}
     )
@@ -96,11 +99,13 @@ def vllm_config(
         enable_chunked_prefill=True,
         is_encoder_decoder=False,
         watermark=0.0,
+        async_scheduling=options.pop("ahead", False),
     )
     cache = CacheConfig(block_size=block_tokens, enable_prefix_caching=True, **cache_options)
     cache.num_gpu_blocks = blocks
     events = options.pop("kv_events", False)
     parallel = options.pop("parallel", None)
+    drafts = options.pop("drafts", 0)
     config = VllmConfig(
         model_config=model_config,
         cache_config=cache,
@@ -117,6 +122,14 @@ def vllm_config(
         kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null") if events else None,
         **options,
     )
+    if drafts:
+        config.speculative_config = SpeculativeConfig(
+            method="ngram",
+            num_speculative_tokens=drafts,
+            prompt_lookup_max=2,
+            target_model_config=model_config,
+            target_parallel_config=config.parallel_config,
+        )
     # A platform may have other wishes.
     config.cache_config.block_size = block_tokens
     config.cache_config.num_gpu_blocks = blocks

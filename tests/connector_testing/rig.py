@@ -14,7 +14,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -64,6 +64,7 @@ class Rig:
     def __init__(self, config: Any, pool: Pool, *, workers: int = 1) -> None:
         from vllm.utils.hashing import get_hash_fn_by_name
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+        from vllm.v1.core.sched.async_scheduler import AsyncScheduler
         from vllm.v1.core.sched.scheduler import Scheduler
         from vllm.v1.structured_output import StructuredOutputManager
 
@@ -71,7 +72,9 @@ class Rig:
         self.pool = pool
         self.workers = workers
         self.block_tokens: int = config.cache_config.block_size
-        self.scheduler = Scheduler(
+        self.ahead = 1 if config.scheduler_config.async_scheduling else 0
+        self.in_flight: list[tuple[Any, Any]] = []
+        self.scheduler = (AsyncScheduler if self.ahead else Scheduler)(
             vllm_config=config,
             kv_cache_config=configs.cache_config(config),
             structured_output_manager=StructuredOutputManager(config),
@@ -88,8 +91,8 @@ class Rig:
         self.loads: dict[str, LoadJob] = {}
         self.saves: dict[int, SaveJob] = {}
         self.contents: dict[bytes, list[int]] = {}
-        self.finished: dict[str, list[int]] = {}
-        self.sync_good = lambda job: len(job.hashes) // 32
+        self.requests: dict[str, Any] = {}
+        self.sync_good: Callable[[LoadJob], int] = lambda job: len(job.hashes) // 32
         self.counts: Counter[str] = Counter()
         self._stats = self.connector.get_kv_connector_stats
         self.connector.get_kv_connector_stats = self._count
@@ -117,6 +120,7 @@ class Rig:
         params = SamplingParams(max_tokens=outputs, temperature=0.0, ignore_eos=True, **options.pop("sampling", {}))
         params.update_from_generation_config({}, 2)
         request = Request(name, list(tokens), params, None, block_hasher=self.hasher, **options)
+        self.requests[name] = request
         self.scheduler.add_request(request)
         return name
 
@@ -124,6 +128,12 @@ class Rig:
         from vllm.v1.request import RequestStatus
 
         self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+
+    def reset(self, **options: bool) -> bool:
+        """Empty vLLM's own cache, and with it the connector's (`reset_connector`)."""
+        self._learn()  # keys may be others after that
+        done: bool = self.scheduler.reset_prefix_cache(**options)
+        return done
 
     # ---------------------------------------------------------------- workers
 
@@ -136,6 +146,7 @@ class Rig:
     def end_save(self, job_id: int, *, saved: bool = True) -> None:
         """End a save. What is saved is what lies in its blocks now."""
         job = self.saves.pop(job_id)
+        self._learn()
         self._said.ended_saves[job_id] = self.workers
         per_chunk = len(job.block_ids) // (len(job.hashes) // 32)
         for index in range(len(job.hashes) // 32):
@@ -173,8 +184,15 @@ class Rig:
 
     def step(self, drafts: random.Random | None = None) -> None:
         """Schedule, compute and update once."""
+        for request in self.scheduler.running:
+            if drafts is not None and not request.is_prefill_chunk:
+                request.spec_token_ids = [
+                    drafts.randrange(500) for _ in range(drafts.randint(0, self.scheduler.num_spec_tokens))
+                ]
         output = self.scheduler.schedule()
-        self.scheduler.update_from_output(output, self.execute(output, drafts))
+        self.in_flight.append((output, self.execute(output, drafts)))
+        while len(self.in_flight) > self.ahead:
+            self.scheduler.update_from_output(*self.in_flight.pop(0))
 
     def execute(self, output: Any, drafts: random.Random | None = None) -> Any:
         """Do what a worker would do in this step, and return what it would."""
@@ -190,8 +208,6 @@ class Rig:
         sampled = [self._compute(name, output, drafts) for name in names]
         self.loads.update({job.request_id: job for job in meta.loads if job.is_async})
         self.saves.update({job.job_id: job for job in meta.saves})
-        for job in meta.saves:
-            self._check_saved(job)
         said, self._said = self._said, MoonpoolWorkerMetadata()
         recving, self._recving = self._recving, set()
         failed, self._failed = self._failed, set()
@@ -204,68 +220,62 @@ class Rig:
             ),
         )
 
-    def contents_of(self, request: Any) -> list[int]:
-        """Return what the cells of a request have to hold."""
-        first = hash((request.cache_salt, request.lora_request and request.lora_request.name))
-        numbers, one = [], first
-        for token in request.all_token_ids:
+    def _contents(self, request: Any, tokens: list[int]) -> list[int]:
+        """Return what the cells of these tokens have to hold."""
+        one = hash((request.cache_salt, request.lora_request and request.lora_request.name))
+        numbers = []
+        for token in tokens:
             one = hash((one, token))
             numbers.append(one)
         return numbers
 
+    def _learn(self) -> None:
+        """Note what the chunks of all requests have to hold."""
+        side = self.connector._scheduler
+        size = side._settings.chunk_tokens
+        for request in self.requests.values():
+            numbers = self._contents(request, list(request.all_token_ids))
+            for chunk, key in enumerate(side._keys.some(request, 0, side._keys.count(request))):
+                self.contents[key] = numbers[chunk * size : (chunk + 1) * size]
+
     def _compute(self, name: str, output: Any, drafts: random.Random | None) -> list[int]:
         request = self.scheduler.requests[name]
-        ids = self.block_ids_at_schedule(name)
-        count = output.num_scheduled_tokens[name]
+        ids = self.block_ids(name)
+        drafted = output.scheduled_spec_decode_tokens.get(name, [])
         end = request.num_computed_tokens
-        begin = end - count
-        wanted = self.contents_of(request)
+        begin = end - output.num_scheduled_tokens[name]
+        tokens = list(request.all_token_ids)
+        while len(tokens) < end - len(drafted):  # sampled by steps whose output vLLM has not taken yet
+            tokens.append(_sampled(self._contents(request, tokens)))
+        wanted = self._contents(request, tokens + drafted)
         for at in range(begin):
-            cell = self.cells.get((ids[at // self.block_tokens], at % self.block_tokens))
-            if cell != wanted[at]:
-                if self._waits_for_recompute(ids):
-                    break
-                raise AssertionError(f"{name} is computed from wrong bytes at token {at} of {begin}")
+            if self.cells.get((ids[at // self.block_tokens], at % self.block_tokens)) != wanted[at]:
+                # Of a sync load that has failed in this step, vLLM drops what the step computes.
+                assert self._failed.intersection(ids), f"{name}: wrong bytes at token {at} of {begin}"
+                break
         for at in range(begin, end):
-            self.cells[ids[at // self.block_tokens], at % self.block_tokens] = (
-                wanted[at] if at < len(wanted) else hash(("draft", at))
-            )
-        for chunk in range(self.connector._scheduler._keys.count(request)):
-            (key,) = self.connector._scheduler._keys.some(request, chunk, chunk + 1)
-            size = self.connector._scheduler._settings.chunk_tokens
-            self.contents[key] = wanted[chunk * size : (chunk + 1) * size]
+            self.cells[ids[at // self.block_tokens], at % self.block_tokens] = wanted[at]
         if end < request.num_tokens:
             return []
-        drafted = output.scheduled_spec_decode_tokens.get(name, [])
         accepted = drafts.randint(0, len(drafted)) if drafts and drafted else 0
-        return [*drafted[:accepted], (wanted[-1] + 7 * end) % 500]
+        return [*drafted[:accepted], _sampled(wanted[: end - len(drafted) + accepted])]
 
-    def block_ids_at_schedule(self, name: str) -> list[int]:
+    def block_ids(self, name: str) -> list[int]:
+        """Return the blocks of a request, as they are now."""
         ids: list[int] = self.scheduler.kv_cache_manager.get_block_ids(name)[0]
         return ids
-
-    def _waits_for_recompute(self, ids: list[int]) -> bool:
-        # A sync load that has failed in this step: vLLM drops what the step computes, and computes it again.
-        return bool(self._failed.intersection(ids))
 
     # ---------------------------------------------------------------- checks
 
     def _check_owned(self, meta: Any) -> None:
         for job in meta.loads:
-            own = self.block_ids_at_schedule(job.request_id)
+            own = self.block_ids(job.request_id)
             assert set(job.block_ids) <= set(own), "a load into blocks of somebody else"
-            for block_id in job.block_ids:
+            for block_id in job.block_ids if job.is_async else ():
                 assert self.blocks.blocks[block_id].ref_cnt == 1, "a load into a block that others use"
         for job in meta.saves:
             for block_id in job.block_ids:
                 assert self.blocks.blocks[block_id].ref_cnt >= 1, "a save of a block that may be used again"
-
-    def _check_saved(self, job: SaveJob) -> None:
-        count = len(job.hashes) // 32
-        assert count
-        assert len(job.block_ids) % count == 0
-        for index in range(count):
-            assert job.hashes[32 * index : 32 * (index + 1)] in self.contents, "a save of tokens that are not known"
 
     def check_end(self, steps: int = 400) -> None:
         """Everything ends, whatever happened: requests, loads and saves; no block is missing."""
@@ -281,6 +291,8 @@ class Rig:
             if not self.scheduler.running:
                 time.sleep(0.001)  # as the engine does when it has computed nothing
         assert not self.scheduler.has_requests(), "requests that never end"
+        for _ in range(2):  # what runs ahead
+            self.step()
         side = self.connector._scheduler
         assert self.blocks.get_num_free_blocks() == self.free_at_first, "blocks that are never free again"
         assert side._saves.pinned_blocks == 0
@@ -305,6 +317,10 @@ class Rig:
     def close(self) -> None:
         self.scheduler.shutdown()
         assert self.pool.closed
+
+
+def _sampled(contents: list[int]) -> int:
+    return contents[-1] % 500
 
 
 @contextlib.contextmanager
