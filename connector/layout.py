@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,8 +29,7 @@ Spans = tuple[tuple[list[Region], Int64s], Int64s, Int64s, Int64s]
 
 _HNC: Final = "HNC"
 _NHC: Final = "NHC"
-#: Length of pieces, on average, from which on a copy of them costs more than a transfer of many.
-_STRAIGHT_BYTES: Final = 4096
+_NONE: Final = np.zeros(0, dtype=np.intp)
 
 
 class CacheLayoutError(MoonpoolError, ValueError):
@@ -89,7 +88,6 @@ class PagedCache:
     Attributes:
         chunk_blocks: of one chunk.
         chunk_bytes: of one chunk, as this worker stores it.
-        straight: whether its pieces are so long that the engine had better move them one by one.
         regions: one for each storage.
 
     Raises:
@@ -151,64 +149,41 @@ class PagedCache:
         table[begin_block : begin_block + len(blocks)] = blocks
         return table.reshape(rows, self.chunk_blocks)
 
-    def gather(self, table: Int64s, staging: Region, offsets: Int64s) -> None:
-        """Copy chunks out of the cache, in one native call for each storage.
-
-        Args:
-            table: the blocks of a chunk in each row; -1: not this one.
-            staging: where to.
-            offsets: of each chunk in it.
-        """
-        for region, in_cache, staged, lengths in self._pieces(table, offsets):
-            copy_batch(staging, staged, region, in_cache, lengths)
-
-    def scatter(self, table: Int64s, staging: Region, offsets: Int64s) -> None:
-        """Copy chunks into the cache: the reverse of `gather`."""
-        for region, in_cache, staged, lengths in self._pieces(table, offsets):
-            copy_batch(region, in_cache, staging, staged, lengths)
-
     def spans(
-        self,
-        table: Int64s,
-        staged: npt.NDArray[np.intp] | None = None,
-        staging: Region | None = None,
-        offsets: Int64s | None = None,
+        self, table: Int64s, partial: npt.NDArray[np.intp] = _NONE, staging: Region | None = None, staged_at: int = 0
     ) -> Spans:
         """Return where chunks are, as `StoreClient` takes values and destinations.
 
         Args:
             table: the blocks of a chunk in each row.
-            staged: rows that are in a staging area instead of the cache, each as a whole.
+            partial: rows in which blocks are left out. These chunks are in the staging area, as a whole.
             staging: that area.
-            offsets: of those chunks in it.
+            staged_at: where in it they are, one after the other.
         """
         shape = len(table), len(self._block)
         where = self._offset + table[:, self._block] * self._stride
         which = np.broadcast_to(self._storage, shape)
         lengths = np.broadcast_to(self._length, shape)
         counts = np.full(shape[0], shape[1], dtype=np.int64)
-        if staging is None or not len(staged):
+        if staging is None or not len(partial):
             return (self.regions, which.ravel()), where.ravel(), lengths.ravel(), counts
         which, lengths = which.copy(), lengths.copy()
-        where[staged, 0], which[staged, 0], lengths[staged, 0] = offsets, len(self.regions), self.chunk_bytes
-        counts[staged] = 1
+        where[partial, 0] = staged_at + np.arange(len(partial)) * self.chunk_bytes
+        which[partial, 0], lengths[partial, 0] = len(self.regions), self.chunk_bytes
+        counts[partial] = 1
         used = np.ones(shape, dtype=np.bool_)
-        used[staged, 1:] = False
+        used[partial, 1:] = False
         return ([*self.regions, staging], which[used]), where[used], lengths[used], counts
 
-    def _pieces(self, table: Int64s, offsets: Int64s) -> Iterable[tuple[Region, Int64s, Int64s, Int64s]]:
-        absent = bool((table < 0).any())
+    def scatter(self, table: Int64s, staging: Region, staged_at: int) -> None:
+        """Copy what is not left out of staged chunks to its blocks. The arguments are those of `spans`."""
+        blocks = table[:, self._block]
+        in_cache = self._offset + blocks * self._stride
+        staged = staged_at + np.arange(len(table))[:, None] * self.chunk_bytes + self._at
+        lengths = np.broadcast_to(self._length, blocks.shape)
         for number, region in enumerate(self.regions):
-            which = self._of_storage[number]
-            blocks = table[:, self._block[which]]
-            in_cache = self._offset[which] + blocks * self._stride[which]
-            staged = offsets[:, None] + self._at[which]
-            lengths = np.broadcast_to(self._length[which], in_cache.shape)
-            if absent:
-                there = blocks >= 0
-                yield region, in_cache[there], staged[there], lengths[there]
-            else:
-                yield region, in_cache.ravel(), staged.ravel(), lengths.ravel()
+            here = (blocks >= 0) & (self._storage == number)
+            copy_batch(region, in_cache[here], staging, staged[here], lengths[here])
 
     def _make_template(self, layers: list[_Pages], chunk_blocks: int, numbers: dict[int, int]) -> None:
         # The pieces of any chunk, in the order of its bytes: piece p is in block `block[p]` of the chunk, begins at
@@ -223,8 +198,6 @@ class PagedCache:
         self._at = np.cumsum(self._length) - self._length
         self.chunk_bytes = int(self._length.sum())
         self._storage = np.repeat([numbers[layer.storage] for layer in layers], counts)
-        self._of_storage = [np.flatnonzero(self._storage == number) for number in range(len(numbers))]
-        self.straight = self.chunk_bytes >= _STRAIGHT_BYTES * len(self._at)
 
 
 def _check_apart(layers: list[_Pages], storage: _Storage, num_blocks: int) -> None:

@@ -75,7 +75,8 @@ class ConnectorSettings:
     )
     staging_bytes: int = setting(
         256 << 20,
-        "Registered memory of each worker through which chunks go that the engine cannot move straight.",
+        "Most registered memory of each worker for chunks of which a request needs only a part: one for each of "
+        "`load_threads`. All others come straight into the cache.",
         unit="bytes",
         minimum=1 << 20,
         maximum=1 << 40,

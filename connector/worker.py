@@ -16,7 +16,7 @@ from moonpool.connector.counting import Counts
 from moonpool.connector.layout import PagedCache
 from moonpool.connector.loading import Loads
 from moonpool.connector.metadata import MoonpoolMetadata, MoonpoolWorkerMetadata
-from moonpool.connector.moving import Pool, make_areas, window_chunks
+from moonpool.connector.moving import Pool
 from moonpool.connector.pool import PoolLink
 from moonpool.connector.saving import Saves
 from moonpool.connector.stats import ConnectorStats
@@ -85,18 +85,19 @@ class WorkerSide:
         settings, config, engine = self._settings, self._kv_cache_config, self._parts.engine
         chunk_blocks = settings.chunk_tokens // config.kv_cache_groups[0].kv_cache_spec.block_size
         cache = PagedCache(engine, kv_caches, config.num_blocks, chunk_blocks, self._layout)
-        load_threads = settings.load_threads if settings.load_mode != "off" else 0
-        save_threads = settings.save_threads if settings.save_mode != "off" and self._plan.writes else 0
-        threads = load_threads + save_threads
-        # Of a load that goes straight, the first and the last chunk may go only in part.
-        chunks_max = 2 if cache.straight else window_chunks(cache.chunk_bytes)
-        areas = make_areas(engine, settings.staging_bytes, cache.chunk_bytes, chunks_max, threads) if threads else []
-        self._parts.loads = Loads(self._pool, cache, areas[:load_threads], self._counts)
+        self._parts.loads = Loads(
+            engine,
+            self._pool,
+            cache,
+            self._counts,
+            threads=settings.load_threads if settings.load_mode != "off" else 0,
+            staging_bytes=settings.staging_bytes,
+        )
         self._parts.saves = Saves(
             self._pool,
             cache,
-            areas[load_threads:],
             self._counts,
+            threads=settings.save_threads if settings.save_mode != "off" and self._plan.writes else 0,
             timeout=settings.save_timeout,
             waiting_max=settings.saves_max,
         )

@@ -25,13 +25,13 @@ def namespace() -> str:
     return uuid.uuid4().hex
 
 
-@pytest.fixture(params=[True, False], ids=["straight", "staged"])
-def rigs(shared_cluster: LocalCluster, namespace: str, request: pytest.FixtureRequest) -> Iterator[Callable[..., Rig]]:
+@pytest.fixture
+def rigs(shared_cluster: LocalCluster, namespace: str) -> Iterator[Callable[..., Rig]]:
     """Makes rigs in one namespace, and closes them."""
     made: list[Rig] = []
 
     def make(cluster: LocalCluster = shared_cluster, **options: Any) -> Rig:
-        made.append(Rig(cluster, namespace, **{"straight": request.param, **options}))
+        made.append(Rig(cluster, namespace, **options))
         return made[-1]
 
     yield make

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker does when parts of the pool die, stop or lie: every job ends in its time, and never with wrong bytes."""
+"""When parts of the pool die, stop or lie: every job of a worker ends in its time, and never with wrong bytes."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ from moonpool.cluster import LocalCluster, local_cluster
 from worker_testing.rig import Rig
 
 with local_cluster(nodes=1, dram="32MiB") as cluster:
-    rig = Rig(cluster, "exit", straight={straight})
+    rig = Rig(cluster, "exit")
     hashes = rig.put(3)
     rig.load(hashes, range(6))
     print("left", flush=True)
@@ -198,11 +198,10 @@ with local_cluster(nodes=1, dram="32MiB") as cluster:
 """
 
 
-@pytest.mark.parametrize("straight", [True, False])
-def test_an_interpreter_ends_with_loads_under_way(straight: bool) -> None:
+def test_an_interpreter_ends_with_loads_under_way() -> None:
     environment = environment_without_settings()
     done = subprocess.run(
-        [sys.executable, "-W", "ignore::ResourceWarning", "-c", PROGRAM.format(straight=straight)],
+        [sys.executable, "-W", "ignore::ResourceWarning", "-c", PROGRAM],
         env=environment,
         capture_output=True,
         timeout=120,

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -46,35 +48,43 @@ def caches(draw: st.DrawFn) -> Cache:
     )
 
 
+def read(source: PagedCache, blocks: list[int]) -> list[bytes]:
+    """The bytes of the chunks in these blocks, as the spans say."""
+    (regions, which), offsets, lengths, counts = source.spans(source.table(blocks))
+    spans = iter(zip(which.tolist(), offsets.tolist(), lengths.tolist(), strict=True))
+    return [
+        b"".join(
+            bytes(memoryview(regions[one])[at : at + length]) for one, at, length in itertools.islice(spans, count)
+        )
+        for count in counts.tolist()
+    ]
+
+
 @given(st.data(), caches(), st.integers(1, 4))
-def test_gather_is_the_second_opinion_and_scatter_its_reverse(
+def test_spans_are_the_second_opinion_and_scatter_writes_to_them(
     engine: TransferEngine, data: st.DataObject, cache: Cache, chunk_blocks: int
 ) -> None:
     cache.fill(1)
     before = cache.storage.copy()
     blocks = data.draw(st.permutations(range(cache.blocks)))[: cache.blocks // chunk_blocks * chunk_blocks]
-    chunks = len(blocks) // chunk_blocks
     source = paged(engine, cache, chunk_blocks)
-    room = source.chunk_bytes + 3
-    staging = engine.allocate(max(1, chunks * room))
-    offsets = np.arange(chunks, dtype=np.int64) * room
-    source.gather(source.table(blocks), staging, offsets)
-    assert (cache.storage == before).all()
+    chunks = read(source, blocks)
+    assert source.chunk_bytes * len(chunks) == sum(map(len, chunks))
     tokens_first = cache.layout in ("LBNHC", "BLNHC")
-    for number, offset in enumerate(offsets.tolist()):
-        expected = cache.chunk(blocks[number * chunk_blocks : (number + 1) * chunk_blocks], tokens_first=tokens_first)
-        assert bytes(staging)[offset : offset + source.chunk_bytes] == expected
+    for number, chunk in enumerate(chunks):
+        own = blocks[number * chunk_blocks : (number + 1) * chunk_blocks]
+        assert chunk == cache.chunk(own, tokens_first=tokens_first)
 
     # Into other blocks, of which the first and the last chunk have only some.
-    begin = data.draw(st.integers(0, chunk_blocks - 1)) if chunks else 0
-    end = data.draw(st.integers(begin, len(blocks))) if chunks else 0
-    targets = data.draw(st.permutations(range(cache.blocks)))[: end - begin]
-    source.scatter(
-        table := source.table(targets, begin) if targets else source.table([]), staging, offsets[: len(table)]
-    )
-    old = Cache(**{name: getattr(cache, name) for name in Cache.__dataclass_fields__ if name != "storage"})
+    begin = data.draw(st.integers(0, chunk_blocks - 1))
+    end = data.draw(st.integers(min(begin, len(blocks)), len(blocks)))
+    targets = data.draw(st.permutations(range(cache.blocks)))[: max(0, end - begin)]
+    table = source.table(targets, begin if targets else 0)
+    staging = engine.register(bytearray(b"".join(chunks) + b"."))
+    source.scatter(table, staging, 0)
+    old = dataclasses.replace(cache)
     old.storage[:] = before
-    moved = dict(zip(targets, blocks[begin:end], strict=True))
+    moved = dict(zip(targets, blocks[begin:], strict=False))
     for layer in range(cache.layers):
         for block in range(cache.blocks):
             came_from = moved.get(block, block)
@@ -86,6 +96,22 @@ def test_gather_is_the_second_opinion_and_scatter_its_reverse(
     source.release()
 
 
+def test_chunks_of_which_only_a_part_goes_are_in_the_staging_area(engine: TransferEngine) -> None:
+    cache = Cache()
+    source = paged(engine, cache, 4)
+    staging = engine.allocate(1 << 20)
+    table = source.table([7, 6, 5, 4, 3, 2], begin_block=3)
+    assert table.tolist() == [[-1, -1, -1, 7], [6, 5, 4, 3], [2, -1, -1, -1]]
+    (regions, which), offsets, lengths, counts = source.spans(table, np.array([0, 2]), staging, 4096)
+    whole = source.spans(table[1:2])
+    assert regions == [*source.regions, staging]
+    assert counts.tolist() == [1, 12, 1]
+    assert which.tolist() == [1, *[0] * 12, 1]
+    assert offsets.tolist() == [4096, *whole[1].tolist(), 4096 + source.chunk_bytes]
+    assert lengths.tolist() == [source.chunk_bytes, *whole[2].tolist(), source.chunk_bytes]
+    staging.release()
+
+
 def test_caches_that_lie_differently_have_the_same_chunks(engine: TransferEngine) -> None:
     values = np.arange(3 * 8 * 2 * 4 * 6, dtype=np.uint16).reshape(3, 8, 2, 4, 6)
     found = set()
@@ -94,9 +120,7 @@ def test_caches_that_lie_differently_have_the_same_chunks(engine: TransferEngine
         for layer in range(3):
             cache.array(layer)[:] = values[layer]
         source = paged(engine, cache, 2)
-        staging = engine.allocate(source.chunk_bytes)
-        source.gather(source.table([5, 2]), staging, np.zeros(1, dtype=np.int64))
-        found.add(bytes(staging))
+        found.update(read(source, [5, 2]))
     assert len(found) == 1
     assert {name(layout) for layout in ("LBHNC", "LHBNC", "BLHNC", "BHLNC")} == {name(None)} != {name("LBNHC")}
 
@@ -104,11 +128,10 @@ def test_caches_that_lie_differently_have_the_same_chunks(engine: TransferEngine
 def test_a_layer_is_one_range_of_a_chunk_in_natural_order(engine: TransferEngine) -> None:
     cache = Cache(layers=12, blocks=2).fill(2)
     source = paged(engine, cache, 1)
-    staging = engine.allocate(source.chunk_bytes)
-    source.gather(source.table([1]), staging, np.zeros(1, dtype=np.int64))
+    (chunk,) = read(source, [1])
     layer_bytes = source.chunk_bytes // 12
     for layer in (2, 10, 11):
-        assert bytes(staging)[layer * layer_bytes : (layer + 1) * layer_bytes] == cache.array(layer)[1].tobytes()
+        assert chunk[layer * layer_bytes : (layer + 1) * layer_bytes] == cache.array(layer)[1].tobytes()
 
 
 def test_a_layer_that_shares_the_cache_of_another_is_stored_once(engine: TransferEngine) -> None:
@@ -123,9 +146,7 @@ def test_each_storage_is_registered_once(engine: TransferEngine) -> None:
     views = first.views() | {name.replace("layers", "more"): view for name, view in second.views().items()}
     source = paged(engine, first, 2, views)
     assert len(source.regions) == 2
-    staging = engine.allocate(source.chunk_bytes)
-    source.gather(source.table([3, 1]), staging, np.zeros(1, dtype=np.int64))
-    assert bytes(staging) == first.chunk([3, 1]) + second.chunk([3, 1])
+    assert read(source, [3, 1]) == [first.chunk([3, 1]) + second.chunk([3, 1])]
 
 
 def test_what_it_does_not_know_is_refused(engine: TransferEngine) -> None:

@@ -12,14 +12,11 @@ from store_testing import keys
 from worker_testing import Cache
 from worker_testing.rig import CHUNK_BLOCKS, Rig
 
-from moonpool.cluster import LocalCluster
-from moonpool.connector.moving import make_areas
+from moonpool.connector.loading import Loads
 from moonpool.errors import ConfigError
 from moonpool.store_client import StoreClient
 
 Rigs = Callable[..., Rig]
-STRAIGHT = pytest.mark.parametrize("rigs", [True], ids=["straight"], indirect=True)
-STAGED = pytest.mark.parametrize("rigs", [False], ids=["staged"], indirect=True)
 
 
 def chunk(rig: Rig, number: int) -> bytes:
@@ -40,9 +37,9 @@ def test_what_one_worker_saves_another_one_loads(rigs: Rigs) -> None:
     counted = reader.counted()
     assert counted["loads_ok"] == 1
     assert counted["load_chunks"] == 10
-    assert counted[f"load_{reader.way}_bytes"] == 10 * reader.paged.chunk_bytes
+    assert counted["load_straight_bytes"] == 10 * reader.paged.chunk_bytes
     assert writer.counted() == {
-        "saves_ok": 1, "save_chunks": 10, f"save_{writer.way}_bytes": 10 * writer.paged.chunk_bytes
+        "saves_ok": 1, "save_chunks": 10, "save_bytes": 10 * writer.paged.chunk_bytes
     }  # fmt: skip
     assert not reader.loads.ended()
 
@@ -52,7 +49,8 @@ def test_blocks_that_the_cache_has_are_left_alone(rigs: Rigs) -> None:
     hashes = writer.put(3)
     reader.cache.fill(99)
     before = reader.cache.storage.copy()
-    # The second block of the first chunk, the second chunk, the first block of the third one.
+    # The second block of the first chunk, the second chunk, the first block of the third one: the first two chunks go
+    # together, and the third one, of which again only a part is needed, after them.
     load = reader.load(hashes, [40, 41, 42, 43], begin_block=1)
     reader.loaded()
     assert load.good == 3
@@ -64,6 +62,10 @@ def test_blocks_that_the_cache_has_are_left_alone(rigs: Rigs) -> None:
     for layer in range(reader.cache.layers):
         reader.cache.array(layer)[40:44] = 0
     assert (reader.cache.storage == now).all()
+    counted = reader.counted()
+    assert (counted["load_straight_bytes"], counted["load_staged_bytes"]) == (
+        reader.paged.chunk_bytes, 2 * reader.paged.chunk_bytes
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("missing", [0, 1, 4, 9])
@@ -106,7 +108,7 @@ def test_what_is_in_the_pool_is_not_moved_again(rigs: Rigs) -> None:
     more = hashes + keys(2, "more")
     rig.save(more, range(12))
     rig.saved()
-    assert rig.counted() == {"saves_ok": 1, "save_chunks": 2, f"save_{rig.way}_bytes": 2 * rig.paged.chunk_bytes}
+    assert rig.counted() == {"saves_ok": 1, "save_chunks": 2, "save_bytes": 2 * rig.paged.chunk_bytes}
     assert rig.link.client is not None
     assert rig.link.client.match_prefix(rig.saves._pool.namespace, more) == 6
 
@@ -171,71 +173,6 @@ def test_saves_that_are_too_many_are_dropped_and_counted(rigs: Rigs, monkeypatch
     assert rig.counted()["saves_dropped"] == 3
 
 
-@STAGED
-def test_a_cancelled_load_ends_at_once_and_its_blocks_stay_as_they_are(
-    rigs: Rigs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rig = rigs(load_threads=1)
-    hashes = rig.put(6)
-    held, came = threading.Event(), threading.Event()
-    get_into = StoreClient.get_into
-
-    def slowly(*args: object, **kwargs: object) -> object:
-        got = get_into(*args, **kwargs)  # type: ignore[arg-type]
-        came.set()
-        assert held.wait(30)
-        return got
-
-    monkeypatch.setattr(StoreClient, "get_into", slowly)
-    running = rig.load(hashes, range(20, 32), request_id="running")
-    waiting = rig.load(hashes, range(32, 44), request_id="waiting")
-    assert came.wait(30)
-    before = rig.cache.storage.copy()
-    rig.loads.cancel(["running", "waiting", "unknown"])
-    assert set(rig.loaded(2, seconds=1.0)) == {"running", "waiting"}
-    held.set()
-    third = rig.load(hashes[:1], [60, 61])  # goes after them, on the same thread
-    rig.loaded()
-    assert (running.good, waiting.good, third.good) == (0, 0, 1)
-    assert running.failed_blocks == list(range(20, 32))
-    for layer in range(rig.cache.layers):
-        rig.cache.array(layer)[60:62] = 0
-    after = rig.cache.storage.copy()
-    rig.cache.storage[:] = before
-    for layer in range(rig.cache.layers):
-        rig.cache.array(layer)[60:62] = 0
-    assert (after == rig.cache.storage).all()
-    assert rig.counted()["loads_cancelled"] == 2
-
-
-@STAGED
-def test_a_late_load_is_reported_in_time_and_writes_nothing_after_that(
-    rigs: Rigs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rig = rigs(load_threads=1)
-    hashes = rig.put(2)
-    held = threading.Event()
-    get_into = StoreClient.get_into
-
-    def stuck(*args: object, **kwargs: object) -> object:
-        got = get_into(*args, **kwargs)  # type: ignore[arg-type]
-        assert held.wait(30)
-        return got
-
-    monkeypatch.setattr(StoreClient, "get_into", stuck)
-    began = time.monotonic()
-    load = rig.load(hashes, range(20, 24), timeout=0.3)
-    rig.loaded(seconds=5.0)
-    assert time.monotonic() - began >= 0.3
-    assert load.good == 0
-    before = rig.cache.storage.copy()
-    held.set()
-    rig.load(keys(1, "none"), [0, 1])
-    rig.loaded()  # the thread has come back from the first one
-    assert (rig.cache.storage == before).all()
-    assert rig.counted()["loads_late"] == 1
-
-
 def test_loads_that_a_step_cannot_do_without_are_waited_for(rigs: Rigs) -> None:
     rig = rigs()
     hashes = rig.put(6)
@@ -245,7 +182,6 @@ def test_loads_that_a_step_cannot_do_without_are_waited_for(rigs: Rigs) -> None:
     assert len(rig.loads.ended()) == 3
 
 
-@STRAIGHT
 @pytest.mark.parametrize("how", ["cancelled", "late"])
 def test_a_load_is_not_reported_while_bytes_may_come(rigs: Rigs, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     rig = rigs(load_threads=1)
@@ -269,18 +205,40 @@ def test_a_load_is_not_reported_while_bytes_may_come(rigs: Rigs, monkeypatch: py
     rig.loaded()
     assert load.good == 3  # what goes together came, the rest was not begun
     assert load.failed_blocks == list(range(26, 32))
-    assert rig.counted()[f"loads_{how}"] == 1
+    counted = rig.counted()
+    assert counted[f"loads_{how}"] == counted["loads_partial"] == 1
 
 
-@STAGED
-def test_a_wait_ends_with_the_time_of_the_load(rigs: Rigs, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("how", ["cancelled", "late"])
+def test_a_load_that_waits_for_others_ends_by_itself(rigs: Rigs, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     rig = rigs(load_threads=1)
-    held = threading.Event()
-    monkeypatch.setattr(StoreClient, "get_into", lambda *_, **__: held.wait(30))
-    load = rig.load(keys(2, "a"), range(4), timeout=0.2)
-    rig.loads.wait([load])
+    hashes = rig.put(2)
+    held, came = threading.Event(), threading.Event()
+    get_into = StoreClient.get_into
+
+    def slowly(*args: object, **kwargs: object) -> object:
+        came.set()
+        assert held.wait(30)
+        return get_into(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(StoreClient, "get_into", slowly)
+    running = rig.load(hashes, range(20, 24), timeout=60.0)
+    assert came.wait(30)
+    load = rig.load(hashes, range(30, 34), timeout=60.0 if how == "cancelled" else 0.1)
+    if how == "cancelled":
+        rig.loads.cancel([load.job.request_id, "unknown"])
+    else:
+        rig.loads.wait([load])  # as for a step that cannot do without it
+    assert rig.loaded() == {load.job.request_id: load}
     assert load.good == 0
     held.set()
+    rig.loaded()
+    assert running.good == 2
+    before = rig.cache.storage.copy()
+    rig.load(keys(1, "none"), [0, 1])
+    rig.loaded()  # the thread was past the one that it must not touch
+    assert (rig.cache.storage == before).all()
+    assert rig.counted()[f"loads_{how}"] == 1
 
 
 def test_a_fault_of_the_plan_ends_its_job_alone(rigs: Rigs, caplog: pytest.LogCaptureFixture) -> None:
@@ -297,10 +255,8 @@ def test_a_fault_of_the_plan_ends_its_job_alone(rigs: Rigs, caplog: pytest.LogCa
     assert good.good == 2
 
 
-def test_staging_has_room_for_one_chunk_of_each_thread(shared_cluster: LocalCluster) -> None:
-    engine = shared_cluster.client().engine
-    with pytest.raises(ConfigError, match="staging_bytes of 3000 or more"):
-        make_areas(engine, 2999, 1000, 2, 3)
-    areas = make_areas(engine, 70000, 1000, 2, 3)
-    assert [area.offsets.tolist() for area in areas] == [[0, 1000], [2000, 3000], [4000, 5000]]
-    areas[0].region.release()
+def test_staging_has_room_for_one_chunk_of_each_thread(rigs: Rigs) -> None:
+    rig = rigs()
+    nbytes = 3 * rig.paged.chunk_bytes
+    with pytest.raises(ConfigError, match=f"staging_bytes of {nbytes} or more"):
+        Loads(rig.engine, rig.loads._pool, rig.paged, rig.counts, threads=3, staging_bytes=nbytes - 1)

@@ -16,7 +16,7 @@ from moonpool.connector.counting import Counts
 from moonpool.connector.jobs import LoadJob, SaveJob
 from moonpool.connector.layout import PagedCache
 from moonpool.connector.loading import Load, Loads
-from moonpool.connector.moving import Pool, make_areas
+from moonpool.connector.moving import Pool
 from moonpool.connector.pool import PoolLink
 from moonpool.connector.saving import Save, Saves
 from moonpool.store_client import ROOT, StoreClient, StoreClientSettings
@@ -29,7 +29,7 @@ WINDOW_CHUNKS = 3
 
 
 class Rig:
-    """What a worker has, made small enough that a job goes through its staging area in several parts."""
+    """What a worker has, made so small that a job goes in several parts."""
 
     def __init__(
         self,
@@ -38,7 +38,6 @@ class Rig:
         *,
         shard: int = 0,
         shards: int = 1,
-        straight: bool = True,
         load_threads: int = 2,
         save_threads: int = 1,
         timeout: float = 10.0,
@@ -54,14 +53,11 @@ class Rig:
         self.link = PoolLink(lambda: StoreClient(engine=engine, settings=settings), retry)
         pool = Pool(self.link, namespace, shard, shards)
         self.paged = PagedCache(engine, self.cache.views(), self.cache.blocks, CHUNK_BLOCKS, self.cache.layout)
-        threads = load_threads + save_threads
-        self.paged.straight = straight
-        self.way = "straight" if straight else "staged"
-        areas = make_areas(engine, 1 << 24, self.paged.chunk_bytes, WINDOW_CHUNKS, threads)
         self.counts = Counts()
-        self.loads = Loads(pool, self.paged, areas[:load_threads], self.counts)
+        staging = load_threads * self.paged.chunk_bytes
+        self.loads = Loads(engine, pool, self.paged, self.counts, threads=load_threads, staging_bytes=staging)
         self.saves = Saves(
-            pool, self.paged, areas[load_threads:], self.counts, timeout=timeout, waiting_max=waiting_max
+            pool, self.paged, self.counts, threads=save_threads, timeout=timeout, waiting_max=waiting_max
         )
         self.loads._chunks = self.saves._chunks = WINDOW_CHUNKS
         self._jobs = itertools.count()
@@ -121,7 +117,7 @@ class Rig:
 
     def counted(self) -> Counter[str]:
         """Return what was counted since the last time, without what was observed."""
-        return Counter({name: value for name, value in self.counts.take().items() if isinstance(value, int)})
+        return Counter({name: value for name, value in self.counts.take().items() if isinstance(value, int) and value})
 
     def put(self, count: int, *parts: Any) -> list[bytes]:
         """Fill the cache at random, save chunks that lie in its first blocks, and return their keys."""
