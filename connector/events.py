@@ -40,7 +40,7 @@ class Events:
             parent_block_hash=_external(request.block_hashes[begin - 1 : begin])[0] if begin else None,
             token_ids=list(request.all_token_ids[begin * self._block_tokens : end * self._block_tokens]),
             block_size=self._block_tokens,
-            lora_id=lora.adapter_id if lora else None,
+            lora_id=lora.lora_int_id if lora else None,
             medium=MEDIUM,
             lora_name=lora.name if lora else None,
         )

@@ -109,7 +109,9 @@ class Loads:
         if not self._is_async:
             block = begin // step
             first_hash = tracked.request.block_hashes[block]
-            self._filling[tracked.request.request_id] = _Filling(block, first_hash, block_ids[block:], first, last - first)
+            self._filling[tracked.request.request_id] = _Filling(
+                block, first_hash, block_ids[block:], first, last - first
+            )
         self._jobs.append(
             LoadJob(
                 request_id=tracked.request.request_id,

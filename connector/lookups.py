@@ -109,7 +109,7 @@ class Lookups:
                 continue
             try:
                 self._answer(lookup)
-            except Exception:  # a fault of ours must not end the look-ups of all requests to come
+            except Exception:  # noqa: BLE001 - a fault of ours must not end the look-ups of all requests to come
                 _log.exception("moonpool: a look-up failed")
                 self._refuse(lookup, "failed")
 
@@ -120,9 +120,7 @@ class Lookups:
             return
         sent = time.monotonic()
         try:
-            found = client.match_prefix(
-                self._namespace, lookup.hashes, lease=self._lease, timeout=self._timeout
-            )
+            found = client.match_prefix(self._namespace, lookup.hashes, lease=self._lease, timeout=self._timeout)
         except MoonpoolError as error:
             self._link.failed(error)
             self._refuse(lookup, "failed")

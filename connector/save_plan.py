@@ -184,9 +184,7 @@ class Saves:
                 self._events.removed(request, chunk)
         self._events.saving(job_id, request, first, len(keys))
         self._counts["chunks_planned"] += len(keys)
-        self._jobs.append(
-            SaveJob(job_id, request.request_id, b"".join(keys), self._keys.parent(request, first), ids)
-        )
+        self._jobs.append(SaveJob(job_id, request.request_id, b"".join(keys), self._keys.parent(request, first), ids))
 
     def _end(self, job_id: int, pinned: _Pinned, now: float) -> None:
         del self._pinned[job_id]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from moonpool.connector import compat
 from moonpool.connector.events import Events
@@ -23,8 +23,6 @@ from moonpool.store_client import StoreClient, StoreClientSettings
 
 __all__ = ["SchedulerSide"]
 
-_KNOWN_MAX: Final = 1 << 17
-
 
 class SchedulerSide:
     """One for an engine. Every method is called on the engine's thread, and none of them waits.
@@ -36,9 +34,7 @@ class SchedulerSide:
         namespace: of the engine.
     """
 
-    def __init__(
-        self, vllm_config: Any, settings: ConnectorSettings, store: Mapping[str, Any], namespace: str
-    ) -> None:
+    def __init__(self, vllm_config: Any, settings: ConnectorSettings, store: Mapping[str, Any], namespace: str) -> None:
         transfer, block_tokens = vllm_config.kv_transfer_config, vllm_config.cache_config.block_size
         blocks = settings.chunk_tokens // block_tokens
         kv_events = vllm_config.kv_events_config
@@ -49,7 +45,7 @@ class SchedulerSide:
         self._idle_said = True
         self._tracked: dict[str, Tracked] = {}
         self._keys = Keys(blocks)
-        self._known = Known(_KNOWN_MAX)
+        self._known = Known(settings.known_max)
         self._events = Events(bool(kv_events and kv_events.enable_kv_cache_events), block_tokens, blocks)
         options = StoreClientSettings.load(store)
         self._link = PoolLink(lambda: _client(store), settings.retry)
@@ -190,8 +186,10 @@ class SchedulerSide:
             tracked = self._tracked[request_id]
             computed = compat.computed_tokens(tracked.request)
             if computed >= tracked.save_at and self._may_save(tracked, computed):
-                self._loads.heed(tracked)
-                self._saves.plan(tracked, computed, compat.block_ids_of(scheduler_output, request_id))
+                block_ids = compat.block_ids_of(scheduler_output, request_id)
+                if block_ids is not None:
+                    self._loads.heed(tracked)
+                    self._saves.plan(tracked, computed, block_ids)
 
     def _may_save(self, tracked: Tracked, computed: int) -> bool:
         # Blocks that were there at admission may be computed or loaded, by this or another request, in the very step
@@ -201,4 +199,6 @@ class SchedulerSide:
 
 def _client(store: Mapping[str, Any]) -> StoreClient:
     # It only asks: it moves nothing, and never gets what it has found.
-    return StoreClient(**{"name": "vllm-scheduler", **store, "staging_bytes": 1 << 20, "locations_max": 0, "threads": 1})
+    return StoreClient(
+        **{"name": "vllm-scheduler", **store, "staging_bytes": 1 << 20, "locations_max": 0, "threads": 1}
+    )

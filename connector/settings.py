@@ -73,6 +73,12 @@ class ConnectorSettings:
     saves_max: int = setting(
         1024, "Most saves that wait. What is beyond that is not saved.", minimum=1, maximum=1 << 20
     )
+    known_max: int = setting(
+        131_072,
+        "Most chunks that are remembered to be in the pool, since this engine has saved them, and not saved again.",
+        minimum=1,
+        maximum=1 << 24,
+    )
     staging_bytes: int = setting(
         256 << 20,
         "Most registered memory of each worker for chunks of which a request needs only a part: one for each of "

@@ -96,7 +96,7 @@ class Spans:
         joined = np.empty(length, dtype=np.uint8)
         for region, some in self._by_region(cut):
             copy_batch(joined, cut.skips[some], region, cut.offsets[some], cut.lengths[some])
-        return memoryview(joined)
+        return joined.data
 
     def _by_region(self, cut: Cut) -> Iterator[tuple[Region, Any]]:
         """Yield the regions, each with what selects its parts."""

@@ -85,7 +85,7 @@ extern "C" mp_status mp_copy_batch(void *target, uint64_t target_bytes, const in
     return MP_OK;
   }
   const std::vector<Stretch> turns = turns_of(to);
-  in_turns(turns.size(), bytes, [&](size_t turn) {
+  in_turns(turns.size(), threads_for(bytes), [&](size_t turn) {
     Walk walk(to, turns[turn]);
     size_t range;
     uint64_t skip, nbytes;

@@ -165,7 +165,8 @@ extern "C" mp_status mp_digest_joined(const mp_memory *memories, size_t memories
   *bad = wholes;
   if (range != count) return MP_INVALID_ARGUMENT;
   std::vector<uint64_t> values(leaves.size());
-  in_turns(leaves.size(), bytes, [&](size_t leaf) { values[leaf] = digest_of_leaf(joined, leaves[leaf]); });
+  in_turns(leaves.size(), threads_for(bytes),
+           [&](size_t leaf) { values[leaf] = digest_of_leaf(joined, leaves[leaf]); });
   for (size_t i = 0, first = 0; i < wholes; first = ends[i++]) {
     digests[i] = combine_leaves(&values[first], ends[i] - first);
   }

@@ -12,8 +12,13 @@ namespace moonpool {
 // So much is done in a turn, so that threads end together.
 constexpr uint64_t kTurnBytes = 1u << 20;
 
-// Calls `turn(i)` once for each i of [0, turns): on this thread, and for many bytes on others at the same time.
+// How many threads, the calling one included, should share a pass over so many bytes: more than one where it takes much
+// longer than a thread takes to start, and no more than there are cores on which nothing runs. Where all are busy, a
+// thread more is one to wait for: a turn that it has begun cannot be taken from it.
+unsigned threads_for(uint64_t bytes);
+
+// Calls `turn(i)` once for each i of [0, turns), on this thread and up to `threads` - 1 others at the same time.
 // Returns when all have returned. `turn` does not throw.
-void in_turns(size_t turns, uint64_t bytes, const std::function<void(size_t)> &turn);
+void in_turns(size_t turns, unsigned threads, const std::function<void(size_t)> &turn);
 
 }  // namespace moonpool

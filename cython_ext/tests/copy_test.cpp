@@ -3,10 +3,8 @@
 // The copy kernels: every byte, no byte beside it, and the digest of what was put down, however the ranges lie.
 #include "copy.hpp"
 
-#include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -214,29 +212,6 @@ TEST(CopyBatch, WithinOneMemoryInTheOrderOfTheRanges) {
                           &length, 0, kCount, &bad),
             MP_OK);
   EXPECT_EQ(std::memcmp(&memory[kCount * kRange], first.data(), kRange), 0);
-}
-
-TEST(CopyBatch, WithoutAnotherThreadItIsCopiedAllTheSame) {
-  const Bytes source = random_data(40u << 20, 10);
-  Bytes target(source.size());
-  // In a process of its own that may make no threads, which root always may.
-  const pid_t child = fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
-    const rlimit none{0, 0};
-    pthread_t thread;
-    if (setrlimit(RLIMIT_NPROC, &none) != 0 || (geteuid() == 0 && setuid(65534) != 0)) _exit(2);
-    if (pthread_create(&thread, nullptr, [](void *) -> void * { return nullptr; }, nullptr) != EAGAIN) _exit(3);
-    const int64_t at = 0, length = static_cast<int64_t>(source.size());
-    size_t bad = 99;
-    const mp_status status =
-        mp_copy_batch(target.data(), target.size(), &at, 0, source.data(), source.size(), &at, 0, &length, 0, 1, &bad);
-    _exit(status == MP_OK && target == source ? 0 : 1);
-  }
-  int status = -1;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  ASSERT_TRUE(WIFEXITED(status));
-  EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
 }  // namespace

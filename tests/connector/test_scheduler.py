@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: E402 - what imports vLLM comes after it is known to be there
 """The scheduler side in vLLM's own scheduler: what is loaded and saved, step by step."""
 
 from __future__ import annotations
@@ -168,7 +169,7 @@ def test_a_load_that_fails_is_computed_and_not_tried_again(mode: str, good: int)
             made.end_load(name, good)
             made.step()
         # What the pool says has not changed.
-        assert matched(made, name) [0] in ({0} if good == 0 else {good * CHUNK, 0})
+        assert matched(made, name)[0] in ({0} if good == 0 else {good * CHUNK, 0})
         run(made)
         assert made.pool.chunks == before
         assert counts(made)["hits"] <= 2
@@ -248,11 +249,12 @@ def test_what_is_on_its_way_is_not_saved_again() -> None:
     with rig() as made:
         made.add(PROMPT, outputs=20)
         made.add(PROMPT, outputs=20)
-        for _ in range(8):
+        while not made.saves:
             made.wait_for_lookups()
             made.step()
-        assert len(made.saves) >= 1
-        keys = [job.hashes[32 * at : 32 * at + 32] for job in made.saves.values() for at in range(len(job.hashes) // 32)]
+        keys = [
+            job.hashes[32 * at : 32 * at + 32] for job in made.saves.values() for at in range(len(job.hashes) // 32)
+        ]
         assert len(keys) == len(set(keys))
         made.check_end()
 

@@ -32,7 +32,7 @@ DEEPSEEK = {
     "qk_rope_head_dim": 64,
     "v_head_dim": 64,
     "first_k_dense_replace": 4,
-    "n_routed_experts": None,
+    "n_routed_experts": 4,
 }
 BLOCK = 16
 
@@ -86,9 +86,7 @@ def vllm_config(
 
     path = model_folder(json.dumps(model or LLAMA))
     model_options = {name: options.pop(name) for name in ("revision", "dtype", "seed") if name in options}
-    cache_options = {
-        name: options.pop(name) for name in ("cache_dtype", "prefix_caching_hash_algo") if name in options
-    }
+    cache_options = {name: options.pop(name) for name in ("cache_dtype", "prefix_caching_hash_algo") if name in options}
     model_config = ModelConfig(
         model=path, skip_tokenizer_init=True, max_model_len=2048, **{"dtype": "float32", "seed": 0, **model_options}
     )
@@ -99,13 +97,12 @@ def vllm_config(
         enable_chunked_prefill=True,
         is_encoder_decoder=False,
         watermark=0.0,
-        async_scheduling=options.pop("ahead", False),
     )
     cache = CacheConfig(block_size=block_tokens, enable_prefix_caching=True, **cache_options)
     cache.num_gpu_blocks = blocks
     events = options.pop("kv_events", False)
     parallel = options.pop("parallel", None)
-    drafts = options.pop("drafts", 0)
+    drafts, ahead = options.pop("drafts", 0), options.pop("ahead", False)
     config = VllmConfig(
         model_config=model_config,
         cache_config=cache,
@@ -131,6 +128,7 @@ def vllm_config(
             target_parallel_config=config.parallel_config,
         )
     # A platform may have other wishes.
+    config.scheduler_config.async_scheduling = ahead
     config.cache_config.block_size = block_tokens
     config.cache_config.num_gpu_blocks = blocks
     return config

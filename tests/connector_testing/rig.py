@@ -328,7 +328,7 @@ def rig(extra: dict[str, Any] | None = None, *, pool: Pool | None = None, **opti
     """Make a rig with a pool of its own, chunks of two blocks, and no bounds that a test does not set."""
     pool = pool or Pool()
     settings = {"chunk_tokens": 2 * configs.BLOCK, "saving_blocks_max": 1.0, "lookup_timeout": 30.0, **(extra or {})}
-    with mock.patch.object(importlib.import_module("moonpool.connector.scheduler"), "_client", lambda store: pool):
+    with mock.patch.object(importlib.import_module("moonpool.connector.scheduler"), "_client", return_value=pool):
         made = Rig(configs.vllm_config(settings, **options), pool)
         try:
             yield made

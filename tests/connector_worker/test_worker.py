@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import threading
 import time
 import types
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from connector_testing import THEIR_WARNINGS, need_vllm
 from store_testing import keys
 from worker_testing import Cache
 
@@ -20,13 +21,13 @@ from moonpool.connector.settings import ConnectorSettings
 from moonpool.connector.shards import ShardPlan
 from moonpool.store_client import ROOT
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # those of vLLM and torch are not ours
-    pytest.importorskip("vllm", reason="the metadata has base classes of vLLM's")
+need_vllm()
 
 from moonpool.connector.metadata import LoadJob, MoonpoolMetadata, SaveJob
-from moonpool.connector.stats import ConnectorStats
+from moonpool.connector.stats import ConnectorPromMetrics, ConnectorStats
 from moonpool.connector.worker import WorkerSide
+
+pytestmark = THEIR_WARNINGS
 
 Workers = Callable[..., WorkerSide]
 
@@ -177,6 +178,30 @@ def test_stats_of_workers_and_of_times_are_added_up() -> None:
     assert again.reduce() == {"loads_ok": 3, "loads_open": 3, "load_seconds_median": 0.2, "load_seconds_max": 0.5}
     again.reset()
     assert again.is_empty()
+
+
+def test_every_number_has_a_metric(workers: Workers, namespace: str) -> None:
+    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+    registry = CollectorRegistry()
+    kinds = {kind: functools.partial(kind, registry=registry) for kind in (Counter, Gauge, Histogram)}
+    config = types.SimpleNamespace(kv_transfer_config=None)
+    metrics = ConnectorPromMetrics(config, kinds, ["model_name", "engine"], {0: ["m", "0"], 1: ["m", "1"]})
+    worker = workers(cache().fill(1))
+    save(worker, keys(2, namespace), [0, 1, 2, 3])
+    loads = [LoadJob("r", b"".join(keys(3, namespace)), 0, list(range(8, 14)), True, 10.0)]
+    run(worker, MoonpoolMetadata(loads=loads), lambda reported: bool(reported[0]))
+    stats = worker.take_stats()
+    assert stats is not None
+    metrics.observe(stats.to_dict(), 1)
+
+    def value(name: str, engine: str = "1") -> float | None:
+        return registry.get_sample_value(f"moonpool_connector_{name}", {"model_name": "m", "engine": engine})
+
+    nbytes = stats.data["save_bytes"]
+    assert value("save_bytes_total") == value("load_straight_bytes_total") == nbytes > 0
+    assert value("loads_missing_total") == value("loads_partial_total") == value("save_seconds_count") == 1
+    assert value("loads_open") == value("loads_ok_total") == value("save_bytes_total", "0") == 0
 
 
 def test_a_worker_that_is_forgotten_leaves_no_thread(shared_cluster: LocalCluster, namespace: str) -> None:
