@@ -3,12 +3,17 @@
 
 A stored chunk is its layers, one after the other in the natural order of their names; of a layer its blocks; of a block
 its heads (H), tokens (N) and content (C) in one of two orders, see `name`. So one layer of a chunk is one range of it.
-That holds whatever the strides of the cache are, and however its kernels split a block: workers whose caches lie
-differently read each other's chunks, only in more pieces.
+That holds whatever the strides of the cache are: workers whose caches lie differently read each other's chunks, only in
+more pieces.
+
+The namespace says what the scheduler knows of a model. What only workers know (types, shapes, and how their kernels
+split a block, by which some order what is in it) is in a *seal* at the end of each chunk. A chunk with another seal is
+none of ours.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 import re
@@ -22,14 +27,16 @@ import numpy.typing as npt
 from moonpool.errors import MoonpoolError
 from moonpool.transfer_engine import Region, TransferEngine, copy_batch
 
-__all__ = ["CacheLayoutError", "Int64s", "PagedCache", "name"]
+__all__ = ["SEAL_BYTES", "Area", "CacheLayoutError", "Int64s", "PagedCache", "name", "partial_rows"]
 
 Int64s = npt.NDArray[np.int64]
 Spans = tuple[tuple[list[Region], Int64s], Int64s, Int64s, Int64s]
 
 _HNC: Final = "HNC"
 _NHC: Final = "NHC"
-_NONE: Final = np.zeros(0, dtype=np.intp)
+#: Of a seal.
+SEAL_BYTES: Final = 32
+_FORMAT: Final = 1
 
 
 class CacheLayoutError(MoonpoolError, ValueError):
@@ -62,16 +69,25 @@ class _Pages:
     runs: tuple[int, ...]
     run_bytes: int
 
-    @property
-    def block_bytes(self) -> int:
-        return len(self.runs) * self.run_bytes
-
 
 @dataclass(frozen=True, slots=True)
 class _Storage:
     address: int
     nbytes: int
     owner: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Area:
+    """Registered memory for what of a few chunks does not go into the cache, see `PagedCache.area_bytes`.
+
+    Attributes:
+        region: with that memory.
+        begin: where in it.
+    """
+
+    region: Region
+    begin: int
 
 
 class PagedCache:
@@ -105,8 +121,11 @@ class PagedCache:
         order = _inner_order(kv_cache_layout)
         storages: dict[int, _Storage] = {}
         layers: dict[_Pages, None] = {}
+        known: list[object] = [_FORMAT, order]
         for layer in sorted(kv_caches, key=_natural):
-            layers[_pages_of(layer, kv_caches[layer], num_blocks, order, storages)] = None
+            view = kv_caches[layer]
+            layers[_pages_of(layer, view, num_blocks, order, storages)] = None
+            known.append((layer, view.shape[0] // num_blocks, *view.shape[1:], str(view.dtype)))
         if not layers:
             raise CacheLayoutError("vLLM has no layers with a KV cache", hint="run without the connector")
         self._num_blocks = num_blocks
@@ -119,16 +138,23 @@ class PagedCache:
         try:
             for storage in storages.values():
                 self.regions.append(engine.register((storage.address, storage.nbytes)))
+            self._seal = hashlib.sha256(repr(known).encode()).digest()
+            self._sealing = engine.allocate(SEAL_BYTES)
         except BaseException:
             self.release()
             raise
         # Registered by address, so the tensors have to stay.
         self._owners = [storage.owner for storage in storages.values()]
+        memoryview(self._sealing).cast("B")[:] = self._seal
 
     def release(self) -> None:
         """Withdraw the registrations; nothing may be under way."""
         for region in self.regions:
             region.release()
+
+    def area_bytes(self, chunks: int) -> int:
+        """Return how large an `Area` is for so many chunks together: for their seals, and for all of one of them."""
+        return self.chunk_bytes + chunks * SEAL_BYTES
 
     def table(self, block_ids: Sequence[int], begin_block: int = 0) -> Int64s:
         """Return the blocks of each chunk as a row.
@@ -149,55 +175,72 @@ class PagedCache:
         table[begin_block : begin_block + len(blocks)] = blocks
         return table.reshape(rows, self.chunk_blocks)
 
-    def spans(
-        self, table: Int64s, partial: npt.NDArray[np.intp] = _NONE, staging: Region | None = None, staged_at: int = 0
-    ) -> Spans:
-        """Return where chunks are, as `StoreClient` takes values and destinations.
+    def values(self, table: Int64s) -> Spans:
+        """Return where whole chunks are, as `StoreClient` takes values. The arguments are those of `destinations`."""
+        return self._spans(table, self._sealing, np.zeros(len(table), dtype=np.int64))
+
+    def destinations(self, table: Int64s, area: Area) -> Spans:
+        """Return where chunks go, as `StoreClient` takes destinations.
 
         Args:
-            table: the blocks of a chunk in each row.
-            partial: rows in which blocks are left out. These chunks are in the staging area, as a whole.
-            staging: that area.
-            staged_at: where in it they are, one after the other.
+            table: the blocks of a chunk in each row. One may have blocks left out: it goes to the area as a whole.
+            area: has also the seals.
         """
-        shape = len(table), len(self._block)
-        where = self._offset + table[:, self._block] * self._stride
-        which = np.broadcast_to(self._storage, shape)
-        lengths = np.broadcast_to(self._length, shape)
-        counts = np.full(shape[0], shape[1], dtype=np.int64)
-        if staging is None or not len(partial):
-            return (self.regions, which.ravel()), where.ravel(), lengths.ravel(), counts
-        which, lengths = which.copy(), lengths.copy()
-        where[partial, 0] = staged_at + np.arange(len(partial)) * self.chunk_bytes
-        which[partial, 0], lengths[partial, 0] = len(self.regions), self.chunk_bytes
-        counts[partial] = 1
-        used = np.ones(shape, dtype=np.bool_)
-        used[partial, 1:] = False
-        return ([*self.regions, staging], which[used]), where[used], lengths[used], counts
+        seals = area.begin + self.chunk_bytes + np.arange(len(table)) * SEAL_BYTES
+        (regions, which), where, lengths, counts = self._spans(table, area.region, seals)
+        partial = partial_rows(table)
+        if not len(partial):
+            return (regions, which), where, lengths, counts
+        (row,) = partial.tolist()
+        begin, end = row * len(self._block), (row + 1) * len(self._block)
+        replaced = ((which, len(self.regions)), (where, area.begin), (lengths, self.chunk_bytes))
+        which, where, lengths = (np.concatenate([old[:begin], [new], old[end:]]) for old, new in replaced)
+        counts[row] = 1
+        return (regions, which), where, lengths, counts
 
-    def scatter(self, table: Int64s, staging: Region, staged_at: int) -> None:
-        """Copy what is not left out of staged chunks to its blocks. The arguments are those of `spans`."""
-        blocks = table[:, self._block]
-        in_cache = self._offset + blocks * self._stride
-        staged = staged_at + np.arange(len(table))[:, None] * self.chunk_bytes + self._at
-        lengths = np.broadcast_to(self._length, blocks.shape)
+    def sealed(self, table: Int64s, area: Area) -> npt.NDArray[np.bool_]:
+        """Return which chunks, that have come to these `destinations`, are as this worker stores them."""
+        there = np.frombuffer(area.region, dtype=np.uint8)[area.begin :]
+        seals = there[self.chunk_bytes : self.area_bytes(len(table))].reshape(-1, SEAL_BYTES)
+        good: npt.NDArray[np.bool_] = (seals == np.frombuffer(self._seal, dtype=np.uint8)).all(axis=1)
+        for row in partial_rows(table).tolist():
+            good[row] = there[self.chunk_bytes - SEAL_BYTES : self.chunk_bytes].tobytes() == self._seal
+        return good
+
+    def scatter(self, blocks: Int64s, area: Area) -> None:
+        """Copy the chunk that is in the area as a whole to its blocks; -1: not this one."""
+        targets = blocks[self._block]
         for number, region in enumerate(self.regions):
-            here = (blocks >= 0) & (self._storage == number)
-            copy_batch(region, in_cache[here], staging, staged[here], lengths[here])
+            here = (targets >= 0) & (self._storage == number)
+            in_cache = self._offset[here] + targets[here] * self._stride[here]
+            copy_batch(region, in_cache, area.region, area.begin + self._at[here], self._length[here])
+
+    def _spans(self, table: Int64s, seals: Region, seals_at: Int64s) -> Spans:
+        where = self._offset + table[:, self._block] * self._stride
+        where[:, -1] = seals_at
+        which = np.broadcast_to(self._storage, where.shape)
+        lengths = np.broadcast_to(self._length, where.shape)
+        counts = np.full(len(table), len(self._block), dtype=np.int64)
+        return ([*self.regions, seals], which.ravel()), where.ravel(), lengths.ravel(), counts
 
     def _make_template(self, layers: list[_Pages], chunk_blocks: int, numbers: dict[int, int]) -> None:
         # The pieces of any chunk, in the order of its bytes: piece p is in block `block[p]` of the chunk, begins at
-        # `offset[p] + id of that block * stride[p]` of its storage, and at `at[p]` of the chunk.
-        counts = [chunk_blocks * len(layer.runs) for layer in layers]
-        self._block = np.concatenate([np.repeat(np.arange(chunk_blocks), len(layer.runs)) for layer in layers])
-        self._offset = np.concatenate(
-            [layer.offset + np.tile(np.array(layer.runs, dtype=np.int64), chunk_blocks) for layer in layers]
-        )
-        self._stride = np.repeat([layer.stride for layer in layers], counts)
-        self._length = np.repeat([layer.run_bytes for layer in layers], counts)
+        # `offset[p] + id of that block * stride[p]` of its storage, and at `at[p]` of the chunk. The last is the seal.
+        counts = [chunk_blocks * len(layer.runs) for layer in layers] + [1]
+        blocks = [np.repeat(np.arange(chunk_blocks), len(layer.runs)) for layer in layers]
+        offsets = [layer.offset + np.tile(np.array(layer.runs, dtype=np.int64), chunk_blocks) for layer in layers]
+        self._block = np.concatenate([*blocks, [0]])
+        self._offset = np.concatenate([*offsets, [0]])
+        self._stride = np.repeat([layer.stride for layer in layers] + [0], counts)
+        self._length = np.repeat([layer.run_bytes for layer in layers] + [SEAL_BYTES], counts)
         self._at = np.cumsum(self._length) - self._length
+        self._storage = np.repeat([numbers[layer.storage] for layer in layers] + [len(numbers)], counts)
         self.chunk_bytes = int(self._length.sum())
-        self._storage = np.repeat([numbers[layer.storage] for layer in layers], counts)
+
+
+def partial_rows(table: Int64s) -> npt.NDArray[np.intp]:
+    """Return the rows in which blocks are left out."""
+    return np.flatnonzero((table < 0).any(axis=1))
 
 
 def _check_apart(layers: list[_Pages], storage: _Storage, num_blocks: int) -> None:

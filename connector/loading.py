@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from moonpool.connector.layout import Area, CacheLayoutError, partial_rows
 from moonpool.connector.moving import Crew, Moving, Pool, window_chunks
 from moonpool.errors import ConfigError
 from moonpool.store_client import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    import numpy.typing as npt
 
     from moonpool.connector.counting import Counts
     from moonpool.connector.jobs import LoadJob
@@ -76,16 +79,18 @@ class Loads(Crew[Load]):
     def __init__(
         self, engine: TransferEngine, pool: Pool, cache: PagedCache, counts: Counts, *, threads: int, staging_bytes: int
     ) -> None:
-        if threads * cache.chunk_bytes > staging_bytes:
-            raise ConfigError(
-                f"staging_bytes is {staging_bytes}: {threads} threads need room for a chunk of {cache.chunk_bytes} "
-                "bytes each",
-                hint=f"staging_bytes of {threads * cache.chunk_bytes} or more, fewer chunk_tokens or load_threads",
-            )
         self._pool = pool
         self._cache = cache
         self._chunks = window_chunks(cache.chunk_bytes)
-        self._staging = engine.allocate(max(1, threads) * cache.chunk_bytes)
+        room = cache.area_bytes(self._chunks)
+        if threads * room > staging_bytes:
+            raise ConfigError(
+                f"staging_bytes is {staging_bytes}: {threads} threads need room for a chunk of {cache.chunk_bytes} "
+                "bytes each",
+                hint=f"staging_bytes of {threads * room} or more, fewer chunk_tokens or load_threads",
+            )
+        staging = engine.allocate(max(1, threads * room))
+        self._areas = [Area(staging, thread * room) for thread in range(threads)]
         super().__init__("load", pool.link, counts, threads)
 
     def begin(self, jobs: Iterable[LoadJob]) -> list[Load]:
@@ -121,7 +126,7 @@ class Loads(Crew[Load]):
             if client is None:
                 return self._cut_short(item, "away")
             rows = self._window(table[item.good :])
-            good = self._bring(client, item, rows, thread * self._cache.chunk_bytes)
+            good = self._bring(client, item, rows, self._areas[thread])
             item.good += good
             if good < len(rows):
                 return self._cut_short(item, "missing")
@@ -129,35 +134,42 @@ class Loads(Crew[Load]):
 
     def _window(self, table: Int64s) -> Int64s:
         """Return the first chunks that go together, of which one may go in part."""
-        partial = np.flatnonzero((table < 0).any(axis=1))
+        partial = partial_rows(table)
         return table[: min(self._chunks, int(partial[1]) if len(partial) > 1 else len(table))]
 
-    def _bring(self, client: StoreClient, load: Load, rows: Int64s, staged_at: int) -> int:
+    def _bring(self, client: StoreClient, load: Load, rows: Int64s, area: Area) -> int:
         """Get chunks into these blocks; return how many of the first ones have come."""
         begin = load.good * _HASH_BYTES
         hashes = load.job.hashes[begin : begin + len(rows) * _HASH_BYTES]
-        partial = np.flatnonzero((rows < 0).any(axis=1))
-        places = self._cache.spans(rows, partial, self._staging, staged_at)
+        places = self._cache.destinations(rows, area)
         left = max(0.001, load.until - time.monotonic())
         got = client.get_into(self._pool.namespace, hashes, places, shard=self._pool.shard, timeout=left)
         self._pool.link.answered()
-        good = self._good(got)
-        came = partial[partial < good]
-        if len(came):
-            self._cache.scatter(rows[came], self._staging, staged_at)
+        good = self._good(got, self._cache.sealed(rows, area))
+        staged = [row for row in partial_rows(rows).tolist() if row < good]
+        for row in staged:
+            self._cache.scatter(rows[row], area)
         size = self._cache.chunk_bytes
-        straight = (good - len(came)) * size
-        self._counts.add(load_chunks=good, load_straight_bytes=straight, load_staged_bytes=len(came) * size)
+        self._counts.add(
+            load_chunks=good, load_straight_bytes=(good - len(staged)) * size, load_staged_bytes=len(staged) * size
+        )
         return good
 
-    def _good(self, got: GetResults) -> int:
-        """Return how many of the first chunks have come, whole and of the right length."""
+    def _good(self, got: GetResults, sealed: npt.NDArray[np.bool_]) -> int:
+        """Return how many of the first chunks have come, whole and as this worker stores them."""
         outcomes = np.frombuffer(got.outcomes, dtype=np.uint8)
-        bad = (outcomes != _OK) | (np.array(got.lengths) != self._cache.chunk_bytes)
+        bad = (outcomes != _OK) | (np.array(got.lengths) != self._cache.chunk_bytes) | ~sealed
         if not bad.any():
             return len(got)
         first = int(bad.argmax())
         self._counts.add(**{_CUT_SHORT.get(int(outcomes[first]), "load_chunks_failed"): 1})
+        if outcomes[first] == _OK:
+            self._counts.complain(
+                "a chunk cannot be used",
+                CacheLayoutError(
+                    "a chunk was stored by a worker whose cache has another layout", hint="a `tenant` for each of them"
+                ),
+            )
         if first in got.errors:
             self._counts.complain("a chunk cannot be had and is computed", got.errors[first])
         return first

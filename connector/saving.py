@@ -96,7 +96,7 @@ class Saves(Crew[Save]):
             results = client.put(
                 self._pool.namespace,
                 hashes[some].tobytes(),
-                self._cache.spans(table[some]),
+                self._cache.values(table[some]),
                 parents=parents[some].tobytes(),
                 shard=self._pool.shard,
                 shards=self._pool.shards,

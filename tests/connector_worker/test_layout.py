@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worker_testing import HAS_TORCH, ArrayTensor, Cache
 
-from moonpool.connector.layout import CacheLayoutError, PagedCache, name
+from moonpool.connector.layout import SEAL_BYTES, Area, CacheLayoutError, PagedCache, name
 from moonpool.transfer_engine import TransferEngine
 
 LAYOUTS = ["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"]
@@ -50,7 +50,7 @@ def caches(draw: st.DrawFn) -> Cache:
 
 def read(source: PagedCache, blocks: list[int]) -> list[bytes]:
     """The bytes of the chunks in these blocks, as the spans say."""
-    (regions, which), offsets, lengths, counts = source.spans(source.table(blocks))
+    (regions, which), offsets, lengths, counts = source.values(source.table(blocks))
     spans = iter(zip(which.tolist(), offsets.tolist(), lengths.tolist(), strict=True))
     return [
         b"".join(
@@ -58,6 +58,10 @@ def read(source: PagedCache, blocks: list[int]) -> list[bytes]:
         )
         for count in counts.tolist()
     ]
+
+
+def without_seal(chunk: bytes) -> bytes:
+    return chunk[:-SEAL_BYTES]
 
 
 @given(st.data(), caches(), st.integers(1, 4))
@@ -73,7 +77,7 @@ def test_spans_are_the_second_opinion_and_scatter_writes_to_them(
     tokens_first = cache.layout in ("LBNHC", "BLNHC")
     for number, chunk in enumerate(chunks):
         own = blocks[number * chunk_blocks : (number + 1) * chunk_blocks]
-        assert chunk == cache.chunk(own, tokens_first=tokens_first)
+        assert without_seal(chunk) == cache.chunk(own, tokens_first=tokens_first)
 
     # Into other blocks, of which the first and the last chunk have only some.
     begin = data.draw(st.integers(0, chunk_blocks - 1))
@@ -81,7 +85,8 @@ def test_spans_are_the_second_opinion_and_scatter_writes_to_them(
     targets = data.draw(st.permutations(range(cache.blocks)))[: max(0, end - begin)]
     table = source.table(targets, begin if targets else 0)
     staging = engine.register(bytearray(b"".join(chunks) + b"."))
-    source.scatter(table, staging, 0)
+    for row, own in enumerate(table):
+        source.scatter(own, Area(staging, row * source.chunk_bytes))
     old = dataclasses.replace(cache)
     old.storage[:] = before
     moved = dict(zip(targets, blocks[begin:], strict=False))
@@ -96,20 +101,37 @@ def test_spans_are_the_second_opinion_and_scatter_writes_to_them(
     source.release()
 
 
-def test_chunks_of_which_only_a_part_goes_are_in_the_staging_area(engine: TransferEngine) -> None:
+def test_a_chunk_of_which_only_a_part_goes_is_in_the_area(engine: TransferEngine) -> None:
     cache = Cache()
     source = paged(engine, cache, 4)
-    staging = engine.allocate(1 << 20)
-    table = source.table([7, 6, 5, 4, 3, 2], begin_block=3)
-    assert table.tolist() == [[-1, -1, -1, 7], [6, 5, 4, 3], [2, -1, -1, -1]]
-    (regions, which), offsets, lengths, counts = source.spans(table, np.array([0, 2]), staging, 4096)
-    whole = source.spans(table[1:2])
-    assert regions == [*source.regions, staging]
-    assert counts.tolist() == [1, 12, 1]
-    assert which.tolist() == [1, *[0] * 12, 1]
-    assert offsets.tolist() == [4096, *whole[1].tolist(), 4096 + source.chunk_bytes]
-    assert lengths.tolist() == [source.chunk_bytes, *whole[2].tolist(), source.chunk_bytes]
-    staging.release()
+    area = Area(engine.allocate(64 + source.area_bytes(3)), 64)
+    table = source.table([7, 6, 5, 4, 3, 2, 1, 0, 2], begin_block=3)
+    assert table.tolist() == [[-1, -1, -1, 7], [6, 5, 4, 3], [2, 1, 0, 2]]
+    (regions, which), offsets, lengths, counts = source.destinations(table, area)
+    (_, in_cache), *_ = whole = source.values(table[1:])
+    assert regions == [*source.regions, area.region]
+    assert counts.tolist() == [1, 13, 13]
+    assert which.tolist() == [1, *in_cache.tolist()]
+    seals = 64 + source.chunk_bytes
+    expected = [64, *whole[1].tolist()]
+    expected[13], expected[26] = seals + SEAL_BYTES, seals + 2 * SEAL_BYTES
+    assert offsets.tolist() == expected
+    assert lengths.tolist() == [source.chunk_bytes, *whole[2].tolist()]
+    assert not source.sealed(table, area).any()
+    memory, seal = memoryview(area.region).cast("B"), read(source, [0, 1, 2, 3])[0][-SEAL_BYTES:]
+    memory[seals - SEAL_BYTES : seals] = seal
+    memory[seals + 2 * SEAL_BYTES : seals + 3 * SEAL_BYTES] = seal
+    assert source.sealed(table, area).tolist() == [True, False, True]
+    area.region.release()
+
+
+def test_the_seal_says_what_only_a_worker_knows(engine: TransferEngine) -> None:
+    def seal(cache: Cache) -> bytes:
+        return read(paged(engine, cache, 1), [0])[0][-SEAL_BYTES:]
+
+    assert seal(Cache()) == seal(Cache("LHBNC")) == seal(Cache(blocks=9, padding=4))
+    others = [Cache(), Cache("LBNHC"), Cache(layers=2), Cache(tokens=2, split=2), Cache(heads=4, tokens=2)]
+    assert len({seal(cache) for cache in others}) == len(others)
 
 
 def test_caches_that_lie_differently_have_the_same_chunks(engine: TransferEngine) -> None:
@@ -129,7 +151,7 @@ def test_a_layer_is_one_range_of_a_chunk_in_natural_order(engine: TransferEngine
     cache = Cache(layers=12, blocks=2).fill(2)
     source = paged(engine, cache, 1)
     (chunk,) = read(source, [1])
-    layer_bytes = source.chunk_bytes // 12
+    layer_bytes = (source.chunk_bytes - SEAL_BYTES) // 12
     for layer in (2, 10, 11):
         assert chunk[layer * layer_bytes : (layer + 1) * layer_bytes] == cache.array(layer)[1].tobytes()
 
@@ -146,7 +168,7 @@ def test_each_storage_is_registered_once(engine: TransferEngine) -> None:
     views = first.views() | {name.replace("layers", "more"): view for name, view in second.views().items()}
     source = paged(engine, first, 2, views)
     assert len(source.regions) == 2
-    assert read(source, [3, 1]) == [first.chunk([3, 1]) + second.chunk([3, 1])]
+    assert without_seal(read(source, [3, 1])[0]) == first.chunk([3, 1]) + second.chunk([3, 1])
 
 
 def test_what_it_does_not_know_is_refused(engine: TransferEngine) -> None:

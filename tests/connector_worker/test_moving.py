@@ -13,6 +13,7 @@ from worker_testing import Cache
 from worker_testing.rig import CHUNK_BLOCKS, Rig
 
 from moonpool.connector.loading import Loads
+from moonpool.connector.moving import window_chunks
 from moonpool.errors import ConfigError
 from moonpool.store_client import StoreClient
 
@@ -96,6 +97,21 @@ def test_chunks_of_another_length_are_not_loaded(rigs: Rigs) -> None:
     load = short.load(hashes, range(4))
     short.loaded()
     assert load.good == 0
+
+
+def test_chunks_of_a_worker_with_another_layout_are_not_loaded(rigs: Rigs, caplog: pytest.LogCaptureFixture) -> None:
+    # As long, and in the same namespace: only the workers know that their kernels split blocks differently.
+    shape = {"blocks": 64, "heads": 2, "content": 64}
+    whole, split = rigs(cache=Cache(tokens=16, **shape)), rigs(cache=Cache(tokens=8, split=2, **shape))
+    hashes = whole.put(3)
+    assert whole.paged.chunk_bytes == split.paged.chunk_bytes
+    for begin_block, blocks in ((0, range(30, 36)), (1, range(40, 45))):
+        load = split.load(hashes, blocks, begin_block=begin_block)
+        split.loaded()
+        assert load.good == 0
+    assert split.counted()["load_chunks_failed"] == 2
+    assert "CACHE_LAYOUT" in caplog.text
+    assert not split.cache.array(0)[2 * 40 : 2 * 41].any()  # what is copied from the staging area was not
 
 
 def test_what_is_in_the_pool_is_not_moved_again(rigs: Rigs) -> None:
@@ -257,6 +273,6 @@ def test_a_fault_of_the_plan_ends_its_job_alone(rigs: Rigs, caplog: pytest.LogCa
 
 def test_staging_has_room_for_one_chunk_of_each_thread(rigs: Rigs) -> None:
     rig = rigs()
-    nbytes = 3 * rig.paged.chunk_bytes
+    nbytes = 3 * rig.paged.area_bytes(window_chunks(rig.paged.chunk_bytes))
     with pytest.raises(ConfigError, match=f"staging_bytes of {nbytes} or more"):
         Loads(rig.engine, rig.loads._pool, rig.paged, rig.counts, threads=3, staging_bytes=nbytes - 1)

@@ -23,9 +23,9 @@ from moonpool.store_client import ROOT
 
 need_vllm()
 
-from moonpool.connector.metadata import LoadJob, MoonpoolMetadata, SaveJob
-from moonpool.connector.stats import ConnectorPromMetrics, ConnectorStats
-from moonpool.connector.worker import WorkerSide
+from moonpool.connector.metadata import LoadJob, MoonpoolMetadata, SaveJob  # noqa: E402 - has vLLM\'s classes
+from moonpool.connector.stats import ConnectorPromMetrics, ConnectorStats  # noqa: E402 - has vLLM\'s classes
+from moonpool.connector.worker import WorkerSide  # noqa: E402 - has vLLM\'s classes
 
 pytestmark = THEIR_WARNINGS
 

@@ -25,6 +25,7 @@ class ArrayTensor:
         self.array = array
         self.device = types.SimpleNamespace(type="cpu")
         self.shape = array.shape
+        self.dtype = array.dtype
         self._storage = storage
 
     def stride(self) -> tuple[int, ...]:
@@ -90,7 +91,7 @@ class Cache:
         views: dict[str, Any] = {}
         for layer in range(self.layers):
             if self.with_torch:
-                whole = torch.from_numpy(self.storage)[self.padding :].view(torch.int16)
+                whole = torch.from_numpy(self.storage)[self.padding :].view(torch.uint16)
                 view: Any = whole.as_strided(
                     tuple(self._sizes[axis] for axis in "BHNC"),
                     tuple(self._steps[axis] for axis in "BHNC"),

@@ -54,8 +54,7 @@ class Rig:
         pool = Pool(self.link, namespace, shard, shards)
         self.paged = PagedCache(engine, self.cache.views(), self.cache.blocks, CHUNK_BLOCKS, self.cache.layout)
         self.counts = Counts()
-        staging = load_threads * self.paged.chunk_bytes
-        self.loads = Loads(engine, pool, self.paged, self.counts, threads=load_threads, staging_bytes=staging)
+        self.loads = Loads(engine, pool, self.paged, self.counts, threads=load_threads, staging_bytes=1 << 28)
         self.saves = Saves(
             pool, self.paged, self.counts, threads=save_threads, timeout=timeout, waiting_max=waiting_max
         )
