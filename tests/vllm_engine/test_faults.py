@@ -36,8 +36,15 @@ def ask(engine: Engine, plain: Plain, *prompts: list[int]) -> list[int]:
     return [answer.cached for answer in answers]
 
 
-def fill(engine: Engine, plain: Plain, *prompts: list[int]) -> None:
-    ask(engine, plain, *prompts)
+def found(engine: Engine, plain: Plain, one: list[int]) -> bool:
+    """Ask once more; return whether the pool had every whole chunk. The engine itself would have a block more."""
+    engine.forget()
+    return ask(engine, plain, one) == [len(one) // CHUNK * CHUNK]
+
+
+def fill(engine: Engine, plain: Plain, one: list[int]) -> None:
+    """Ask until the pool has it, however slow everything is, and leave it nowhere else."""
+    engine.run(lambda: found(engine, plain, one))
     engine.settle()
     assert engine.forget()
 
@@ -52,14 +59,7 @@ def test_without_a_pool_everything_is_computed_until_there_is_one(
         engine.settle()
         engine.forget()
         cluster.start_master()
-
-        # Each time something that is new: it is in the pool once the engine has noticed that there is one.
-        def found() -> bool:
-            engine.forget()
-            return ask(engine, plain, same) == [4 * CHUNK]
-
-        engine.run(found)
-        engine.settle()
+        fill(engine, plain, same)
 
 
 @pytest.mark.parametrize("fault", ["kill master", "stop master", "kill node", "stop node"])
@@ -104,21 +104,15 @@ def test_a_part_of_the_pool_goes_away(
         else:
             cluster.signal_master(0, signal.SIGCONT)
             cluster.signal_node(0, signal.SIGCONT)
-
-        def found() -> bool:
-            engine.forget()
-            return ask(engine, plain, more) == [4 * CHUNK]
-
-        engine.run(found)
-        engine.settle()
+        fill(engine, plain, more)
 
 
 def test_a_chunk_that_was_evicted_after_it_was_found_is_computed(
     llama: Path, cluster: LocalCluster, plain: Plain, load_mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     puts = Puts(monkeypatch)
-    same = prompt(5 * CHUNK + 3, "evicted")
-    with Engine(llama, connector_of(cluster, load_mode=load_mode, **TIMES)) as engine, cluster.client() as client:
+    same = prompt(5 * CHUNK + 35, "evicted")
+    with Engine(llama, connector_of(cluster, load_mode=load_mode)) as engine, cluster.client() as client:
         fill(engine, plain, same)
         gets = Gate(monkeypatch, "get_into")
         ((namespace, _, _), *_) = puts.chunks
@@ -145,8 +139,8 @@ def test_a_spoilt_chunk_is_a_miss_and_would_have_changed_the_tokens(
     llama: Path, cluster: LocalCluster, plain: Plain, checked: bool, load_mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     puts = Puts(monkeypatch)
-    same = prompt(4 * CHUNK + 3, "spoilt")
-    connector = connector_of(cluster, load_mode=load_mode, **TIMES)
+    same = prompt(4 * CHUNK + 35, "spoilt")
+    connector = connector_of(cluster, load_mode=load_mode)
     with Engine(llama, connector) as engine, cluster.client() as client:
         fill(engine, plain, same)
         chunks = sorted(puts.chunks)
