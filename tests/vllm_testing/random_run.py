@@ -76,7 +76,7 @@ class RandomRun:
         self._engine = Engine(
             model,
             connector_of(cluster, load_mode=self._chance.choice(["sync", "async"]), saving_blocks_max=0.5, **_SETTINGS),
-            blocks=40,
+            blocks=26,
             max_num_batched_tokens=256,
         )
 
