@@ -100,6 +100,11 @@ class Saves:
         return len(self._pinned)
 
     @property
+    def has_room(self) -> bool:
+        """Whether a chunk can be saved now."""
+        return self._room() > 0
+
+    @property
     def pinned_blocks(self) -> int:
         """How many blocks they keep."""
         return self._pinned_blocks

@@ -182,8 +182,13 @@ class SchedulerSide:
     # ---------------------------------------------------------------- inside
 
     def _plan_saves(self, scheduler_output: Any) -> None:
+        if not self._saves.has_room:
+            return
         for request_id in scheduler_output.num_scheduled_tokens:
             tracked = self._tracked[request_id]
+            # Of all requests at every step: first what can be said without a call.
+            if tracked.request.num_computed_tokens < tracked.save_at:
+                continue
             computed = compat.computed_tokens(tracked.request)
             if computed >= tracked.save_at and self._may_save(tracked, computed):
                 block_ids = compat.block_ids_of(scheduler_output, request_id)
