@@ -200,7 +200,7 @@ class PagedCache:
 
     def sealed(self, table: Int64s, area: Area) -> npt.NDArray[np.bool_]:
         """Return which chunks, that have come to these `destinations`, are as this worker stores them."""
-        there = np.frombuffer(area.region, dtype=np.uint8)[area.begin :]
+        there = np.frombuffer(memoryview(area.region), dtype=np.uint8)[area.begin :]
         seals = there[self.chunk_bytes : self.area_bytes(len(table))].reshape(-1, SEAL_BYTES)
         good: npt.NDArray[np.bool_] = (seals == np.frombuffer(self._seal, dtype=np.uint8)).all(axis=1)
         for row in partial_rows(table).tolist():

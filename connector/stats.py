@@ -99,7 +99,7 @@ class ConnectorStats(KVConnectorStats):
 
     def reset(self) -> None:
         """Forget everything."""
-        self.data = {}
+        self.data: dict[str, Any] = {}
 
     def is_empty(self) -> bool:
         """Return whether there is nothing to tell."""

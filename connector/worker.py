@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from moonpool.connector.compat import layout_of
 from moonpool.connector.counting import Counts
-from moonpool.connector.layout import PagedCache
+from moonpool.connector.layout import CacheLayoutError, PagedCache
 from moonpool.connector.loading import Loads
 from moonpool.connector.metadata import MoonpoolMetadata, MoonpoolWorkerMetadata
 from moonpool.connector.moving import Pool
@@ -79,9 +79,11 @@ class WorkerSide:
         """Take the paged cache, and start the threads.
 
         Raises:
-            CacheLayoutError: the cache lies in memory in a way that is not known.
+            CacheLayoutError: the cache lies in memory in a way that is not known, or there is one already.
             ConfigError: `staging_bytes` is too small for chunks of this size.
         """
+        if self._parts.loads is not None:
+            raise CacheLayoutError("the KV cache was registered already", hint="a new engine: it cannot be replaced")
         settings, config, engine = self._settings, self._kv_cache_config, self._parts.engine
         chunk_blocks = settings.chunk_tokens // config.kv_cache_groups[0].kv_cache_spec.block_size
         cache = PagedCache(engine, kv_caches, config.num_blocks, chunk_blocks, self._layout)

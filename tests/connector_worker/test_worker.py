@@ -17,15 +17,16 @@ from store_testing import keys
 from worker_testing import Cache
 
 from moonpool.cluster import LocalCluster
+from moonpool.connector.layout import CacheLayoutError
 from moonpool.connector.settings import ConnectorSettings
 from moonpool.connector.shards import ShardPlan
 from moonpool.store_client import ROOT
 
 need_vllm()
 
-from moonpool.connector.metadata import LoadJob, MoonpoolMetadata, SaveJob  # noqa: E402 - has vLLM\'s classes
-from moonpool.connector.stats import ConnectorPromMetrics, ConnectorStats  # noqa: E402 - has vLLM\'s classes
-from moonpool.connector.worker import WorkerSide  # noqa: E402 - has vLLM\'s classes
+from moonpool.connector.metadata import LoadJob, MoonpoolMetadata, SaveJob  # noqa: E402 - has vLLM's classes
+from moonpool.connector.stats import ConnectorPromMetrics, ConnectorStats  # noqa: E402 - has vLLM's classes
+from moonpool.connector.worker import WorkerSide  # noqa: E402 - has vLLM's classes
 
 pytestmark = THEIR_WARNINGS
 
@@ -136,6 +137,12 @@ def test_a_sync_load_is_there_when_start_load_returns(workers: Workers) -> None:
     assert target.chunk(list(range(20, 28))) == source.chunk(list(range(8)))
     finished, failed, blocks, reported = step(reader, metadata)
     assert (finished, failed, blocks, reported.loaded) == (set(), set(), set(), {"r": 4})
+
+
+def test_a_cache_is_not_replaced(workers: Workers) -> None:
+    worker = workers(cache())
+    with pytest.raises(CacheLayoutError, match="registered already"):
+        worker.register_kv_caches(cache().views())
 
 
 def test_who_does_not_write_needs_no_blocks(workers: Workers) -> None:
