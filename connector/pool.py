@@ -64,12 +64,14 @@ class PoolLink:
             client.close()
 
     def _connect(self) -> None:
-        while not self._closing.is_set():
-            try:
-                self._client = self._make()
-            except MoonpoolError as error:
-                self.failed(error)
-                self._closing.wait(self._retry)
-            else:
-                self.answered()
-                return
+        while not self._closing.is_set() and not self._connected():
+            self._closing.wait(self._retry)
+
+    def _connected(self) -> bool:
+        try:
+            self._client = self._make()
+        except MoonpoolError as error:
+            self.failed(error)
+            return False
+        self.answered()
+        return True
