@@ -113,7 +113,13 @@ def run(folder: Path, model: str, load_format: str, first: int, store_client: di
         "store_client": store_client,
         "answers": str(answers),
     }
-    variables = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    variables = {
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        # One process is enough for each engine.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    }
     done = subprocess.run(
         [sys.executable, __file__, "--engine", json.dumps(arguments)],
         env={**variables, **os.environ},
