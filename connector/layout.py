@@ -134,22 +134,22 @@ class PagedCache:
         for storage in storages.values():
             _check_apart([layer for layer in layers if layer.storage == storage.address], storage, num_blocks)
         self._make_template(list(layers), chunk_blocks, numbers)
+        self._seal = hashlib.sha256(repr(known).encode()).digest()
+        self._sealing = engine.allocate(SEAL_BYTES)
+        memoryview(self._sealing).cast("B")[:] = self._seal
         self.regions: list[Region] = []
         try:
             for storage in storages.values():
                 self.regions.append(engine.register((storage.address, storage.nbytes)))
-            self._seal = hashlib.sha256(repr(known).encode()).digest()
-            self._sealing = engine.allocate(SEAL_BYTES)
         except BaseException:
             self.release()
             raise
         # Registered by address, so the tensors have to stay.
         self._owners = [storage.owner for storage in storages.values()]
-        memoryview(self._sealing).cast("B")[:] = self._seal
 
     def release(self) -> None:
         """Withdraw the registrations; nothing may be under way."""
-        for region in self.regions:
+        for region in (*self.regions, self._sealing):
             region.release()
 
     def area_bytes(self, chunks: int) -> int:

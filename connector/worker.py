@@ -66,7 +66,7 @@ class WorkerSide:
         self._failed_blocks: set[int] = set()
         self._begun: list[MoonpoolMetadata | None] = [None, None]
         self._idle_said = True
-        client_settings = StoreClientSettings.load(store)
+        client_settings = StoreClientSettings.load({"name": "vllm-worker", **store})
         # One engine for the client and the cache, so that the cache is registered memory of the client too.
         engine = open_engine(client_settings)
         link = PoolLink(lambda: StoreClient(engine=engine, settings=client_settings), settings.retry)
