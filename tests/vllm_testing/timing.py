@@ -84,7 +84,9 @@ class Hooks:
 def hooks_per_step(model: Path, cluster: LocalCluster, rounds: int) -> dict[str, Any]:
     """Return what the hooks take of a step, when nothing is reused and everything is saved."""
     shares, micros, steps_ms, by_hook = [], [], [], []
-    with Engine(model, connector_of(cluster, chunk_tokens=256, tenant="hooks"), blocks=600) as engine:
+    with Engine(
+        model, connector_of(cluster, chunk_tokens=256, staging_bytes=64 << 20, tenant="hooks"), blocks=600
+    ) as engine:
         hooks = Hooks(engine.connector, engine.worker_connector)
         for round_ in range(rounds):
             for index in range(REQUESTS):
@@ -122,7 +124,7 @@ def with_and_without(model: Path, cluster: LocalCluster, rounds: int) -> dict[st
 
     ratios = []
     for round_ in range(rounds):
-        connector = connector_of(cluster, chunk_tokens=256, tenant="turns")
+        connector = connector_of(cluster, chunk_tokens=256, staging_bytes=64 << 20, tenant="turns")
         order = [connector, None] if round_ % 2 else [None, connector]
         times = {one is not None: run(one, round_) for one in order}
         ratios.append(times[True] / times[False])
@@ -136,7 +138,11 @@ def beside_a_slow_load(model: Path, cluster: LocalCluster, rounds: int) -> dict[
     with pytest.MonkeyPatch.context() as patch:
         gate = Gate(patch, "get_into")
         connector = connector_of(
-            cluster, chunk_tokens=256, tenant="slow", load_mode="async", save_mode="all", load_timeout=2 * SLOW_SECONDS
+            cluster,
+            chunk_tokens=256,
+            staging_bytes=64 << 20,
+            tenant="slow",
+            load_timeout=2 * SLOW_SECONDS,
         )
         with Engine(model, connector, blocks=600) as engine:
             engine.ask(slow)
