@@ -37,26 +37,30 @@ class Hooks:
 
     Attributes:
         seconds: by the name of the hook.
+        cpu: the same of the time that the thread had a core, which a busy machine does not change much.
         calls: by the name of the hook.
     """
 
     def __init__(self, *connectors: Any) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
+        self.cpu: dict[str, float] = defaultdict(float)
         self.calls: dict[str, int] = defaultdict(int)
         self._inside = False
         for connector in {id(one): one for one in connectors}.values():
             for name in dir(type(connector)):
                 if not name.startswith("_") and callable(getattr(type(connector), name)):
                     setattr(connector, name, self._measured(name, getattr(connector, name)))
-        self._call_seconds = self._own()
+        self._call_seconds, self._call_cpu = self._own()
 
-    def total(self) -> float:
-        """Return the seconds of all hooks, without what measuring takes."""
-        return sum(self.seconds.values()) - self._call_seconds * sum(self.calls.values())
+    def total(self) -> tuple[float, float]:
+        """Return the seconds, and those of the core, of all hooks, without what measuring takes."""
+        calls = sum(self.calls.values())
+        return sum(self.seconds.values()) - self._call_seconds * calls, sum(self.cpu.values()) - self._call_cpu * calls
 
     def clear(self) -> None:
         """Begin again."""
         self.seconds.clear()
+        self.cpu.clear()
         self.calls.clear()
 
     def _measured(self, name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -64,26 +68,28 @@ class Hooks:
             if self._inside:  # One hook calls another.
                 return hook(*args, **kwargs)
             self._inside = True
-            begun = time.perf_counter()
+            begun, begun_cpu = time.perf_counter(), time.thread_time()
             try:
                 return hook(*args, **kwargs)
             finally:
+                self.cpu[name] += time.thread_time() - begun_cpu
                 self.seconds[name] += time.perf_counter() - begun
                 self.calls[name] += 1
                 self._inside = False
 
         return call
 
-    def _own(self) -> float:
+    def _own(self) -> tuple[float, float]:
         empty = self._measured("", lambda: None)
         for _ in range(20_000):
             empty()
-        return self.seconds.pop("") / self.calls.pop("")
+        calls = self.calls.pop("")
+        return self.seconds.pop("") / calls, self.cpu.pop("") / calls
 
 
 def hooks_per_step(model: Path, cluster: LocalCluster, rounds: int) -> dict[str, Any]:
     """Return what the hooks take of a step, when nothing is reused and everything is saved."""
-    shares, micros, steps_ms, by_hook = [], [], [], []
+    shares, shares_cpu, micros, micros_cpu, steps_ms, by_hook = [], [], [], [], [], []
     with Engine(
         model, connector_of(cluster, chunk_tokens=256, staging_bytes=64 << 20, tenant="hooks"), blocks=600
     ) as engine:
@@ -92,22 +98,27 @@ def hooks_per_step(model: Path, cluster: LocalCluster, rounds: int) -> dict[str,
             for index in range(REQUESTS):
                 engine.add(prompt(PROMPT_TOKENS, "hooks", round_, index), TOKENS)
             hooks.clear()
-            steps, begun = 0, time.perf_counter()
+            steps, begun, begun_cpu = 0, time.perf_counter(), time.thread_time()
             while engine.engine.has_unfinished_requests():
                 engine.step()
                 steps += 1
-            seconds = time.perf_counter() - begun
-            shares.append(hooks.total() / seconds)
-            micros.append(hooks.total() / steps * 1e6)
+            seconds, cpu = time.perf_counter() - begun, time.thread_time() - begun_cpu
+            took, took_cpu = hooks.total()
+            shares.append(took / seconds)
+            shares_cpu.append(took_cpu / cpu)
+            micros.append(took / steps * 1e6)
+            micros_cpu.append(took_cpu / steps * 1e6)
             steps_ms.append(seconds / steps * 1e3)
-            by_hook.append({name: took / steps * 1e6 for name, took in hooks.seconds.items()})
+            by_hook.append({name: of_hook / steps * 1e6 for name, of_hook in hooks.cpu.items()})
             engine.settle()
     most = sorted(by_hook[-1].items(), key=lambda item: -item[1])[:6]
     return {
         "hooks_us_per_step": round(statistics.median(micros), 1),
+        "hooks_cpu_us_per_step": round(statistics.median(micros_cpu), 1),
         "step_ms": round(statistics.median(steps_ms), 2),
         "share": round(statistics.median(shares), 5),
-        "most_us": {name: round(value, 1) for name, value in most},
+        "share_of_cpu": round(statistics.median(shares_cpu), 5),
+        "most_cpu_us": {name: round(value, 1) for name, value in most},
     }
 
 
