@@ -117,8 +117,8 @@ MP_API mp_status mp_engine_open(const mp_config *config, mp_engine **engine, mp_
  * written, and no read of it completes. In a forked child it only closes the inherited descriptors. */
 MP_API mp_status mp_engine_close(mp_engine *engine, mp_error *error);
 /* Ends every connection that the engine of this incarnation (mp_engine_incarnation, mp_notification) has to this one,
- * with its queue pairs. When it returns MP_OK nothing that was begun through them writes memory of this engine any more,
- * and no read is completed. `*sessions` (may be NULL): how many there were. The peer may connect again: what it asks for
+ * with its queue pairs. When it returns MP_OK nothing that was begun through them writes memory of this engine, and no
+ * read of it completes. `*sessions` (may be NULL): how many there were. The peer may connect again: what it asks for
  * then is new. */
 MP_API mp_status mp_engine_fence(mp_engine *engine, const uint8_t incarnation[16], uint32_t *sessions, mp_error *error);
 /* Drops the handle; closes first when that was not done. */
