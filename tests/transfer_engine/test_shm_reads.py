@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 from engine_testing.fixtures import OpenEngine
@@ -46,10 +47,8 @@ def reading(client: TransferEngine, peer: Peer, name: str, reads: list[int], fau
             transfer = client.read(peer, blocks)
         except MoonpoolError:
             return
-        try:
+        with suppress(MoonpoolError):
             transfer.wait()
-        except MoonpoolError:
-            pass
         got = bytes(local)
         for at, status in zip(range(0, NBYTES, block), transfer.statuses, strict=True):
             if status == Status.OK and got[at : at + block] != wanted[at : at + block]:
@@ -75,9 +74,7 @@ def test_an_owner_that_ends_in_the_middle_is_never_taken_for_what_comes_after_it
             target.add("copied", NBYTES, "copied")
             peer = client.connect(target.address)
             reads, faults = list[int](), list[str]()
-            threads = [
-                threading.Thread(target=reading, args=(client, peer, "copied", reads, faults)) for _ in range(2)
-            ]
+            threads = [threading.Thread(target=reading, args=(client, peer, "copied", reads, faults)) for _ in range(2)]
             for thread in threads:
                 thread.start()
             assert eventually(lambda reads=reads, round_=round_: len(reads) > 2 * round_)
