@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client in a process of its own: ``python -m pool_chaos.client MASTERS SECRET SEED FILE``.
+"""A client in a process of its own: ``python -m pool_chaos.client MASTERS SECRET SEED FILE [WITHOUT...]``.
 
 It makes random calls until SIGTERM, and writes what came of them to the file all the time. SIGUSR1 has every thread
 say on standard error where it is.
@@ -43,11 +43,11 @@ class AwakeClock:
 
 
 def main() -> None:
-    masters, secret, seed, path = sys.argv[1:5]
+    masters, secret, seed, path, *without = sys.argv[1:]
     faulthandler.register(signal.SIGUSR1)
     over, told = threading.Event(), threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: over.set())
-    work = Workload(masters, secret, int(seed), TIMEOUTS, AwakeClock())
+    work = Workload(masters, secret, int(seed), TIMEOUTS, AwakeClock(), without)
     report = Path(path)
 
     def tell() -> None:

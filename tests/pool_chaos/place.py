@@ -49,6 +49,29 @@ NODE_OPTIONS = {"startup_timeout": "25s"}
 CLIENT_END_SECONDS = 4 * (max(TIMEOUTS) + LATE)
 
 
+class Reports:
+    """What client processes have written, those that are over included.
+
+    Args:
+        folder: where.
+        name: what the names of their files begin with.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder = folder
+        self._name = name
+
+    def read(self) -> tuple[Counter[str], list[str]]:
+        """Return what all of them have seen, and what must not have been."""
+        seen: Counter[str] = Counter()
+        wrong = []
+        for path in self._folder.glob(f"{self._name}*.json"):
+            its, its_wrong = json.loads(path.read_text(encoding="utf-8"))
+            seen.update(its)
+            wrong += [f"client {path.stem}: {what}" for what in its_wrong]
+        return seen, wrong
+
+
 class Client:
     """A client process, which is killed and replaced by another now and then.
 
@@ -56,12 +79,14 @@ class Client:
         arguments: addresses of masters, and the secret.
         seed: of its calls.
         folder: for what it and those that follow it say.
+        without: kinds of calls that it leaves.
     """
 
-    def __init__(self, arguments: Sequence[str], seed: int, folder: Path) -> None:
+    def __init__(self, arguments: Sequence[str], seed: int, folder: Path, without: Sequence[str] = ()) -> None:
         self._arguments = arguments
         self._seed = seed
         self._folder = folder
+        self._without = without
         self._count = 0
         self._process: subprocess.Popen[bytes] | None = None
         self.failures: list[str] = []
@@ -75,7 +100,7 @@ class Client:
     def start(self) -> None:
         """Start it, or the next one."""
         self._count += 1
-        arguments = [*self._arguments, str(self._seed + self._count), str(self._path("json"))]
+        arguments = [*self._arguments, str(self._seed + self._count), str(self._path("json")), *self._without]
         with self._path("log").open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "pool_chaos.client", *arguments],
@@ -122,13 +147,8 @@ class Client:
 
     def found(self) -> tuple[Counter[str], list[str]]:
         """Return what all of them have seen, and what must not have been."""
-        seen: Counter[str] = Counter()
-        wrong = list(self.failures)
-        for path in self._folder.glob(f"{self._seed}-*.json"):
-            its, its_wrong = json.loads(path.read_text(encoding="utf-8"))
-            seen.update(its)
-            wrong += [f"client {path.stem}: {what}" for what in its_wrong]
-        return seen, wrong
+        seen, wrong = Reports(self._folder, f"{self._seed}-").read()
+        return seen, self.failures + wrong
 
 
 class Place:
@@ -137,7 +157,10 @@ class Place:
     Args:
         folder: for what its processes write, those of the pool apart.
         seed: of what clients do.
-        clients: how many.
+        clients: how many to begin with.
+        dram: memory of each node.
+        ssd: what each keeps on its disk.
+        options: settings of masters, instead of those of `MASTER_OPTIONS`.
 
     Attributes:
         etcd: its members.
@@ -146,28 +169,35 @@ class Place:
         threads: which start and end processes. They end last: a member of etcd ends with the thread that started it.
     """
 
-    def __init__(self, folder: Path, seed: int, clients: int = CLIENTS) -> None:
+    def __init__(
+        self, folder: Path, seed: int, clients: int = CLIENTS, *, dram: int = DRAM, ssd: int = SSD, **options: str
+    ) -> None:
+        self._folder = folder
+        self._chance = random.Random(seed)
         with contextlib.ExitStack() as undo:
             self.threads = undo.enter_context(ThreadPoolExecutor(THREADS))
             self.etcd = undo.enter_context(etcd_testing.Cluster(folder, MEMBERS))
             self.pool: LocalCluster = undo.enter_context(
                 local_cluster(
                     nodes=NODES,
-                    dram=str(DRAM),
-                    ssd=str(SSD),
+                    dram=str(dram),
+                    ssd=str(ssd),
                     store=f"etcd:{self.etcd.endpoints}/soak",
                     masters=MASTERS,
-                    master_options=MASTER_OPTIONS,
+                    master_options={**MASTER_OPTIONS, **options},
                     node_options=NODE_OPTIONS,
                 )
             )
-            chance = random.Random(seed)
             self.clients: list[Client] = []
             undo.callback(self._kill_clients)
-            arguments = [self.pool.master, self.pool.secret]
-            for _ in range(clients):
-                self.clients.append(Client(arguments, 1000 * chance.randrange(1_000_000), folder))
+            self.add_clients(clients)
             self._undo = undo.pop_all()
+
+    def add_clients(self, count: int, *without: str) -> None:
+        """Start more of them, which leave some kinds of calls."""
+        arguments = [self.pool.master, self.pool.secret]
+        for _ in range(count):
+            self.clients.append(Client(arguments, 1000 * self._chance.randrange(1_000_000), self._folder, without))
 
     def pids(self) -> dict[str, int]:
         """Return every process that runs, by what it is."""

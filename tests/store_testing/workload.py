@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from moonpool.errors import MoonpoolError
@@ -24,6 +24,8 @@ LENGTH_MAX = 60_000
 TIMEOUT = 60.0
 #: What a call may take beyond its time before it counts as one that hangs: machines that run tests are busy.
 LATE = 10.0
+#: What it does, and how often each.
+KINDS = {"put": 12, "get": 12, "into": 6, "range": 4, "remove": 2, "pin": 2, "move": 4, "drain": 1}
 # What is made of several calls has as long as all of them.
 _CALLS = {"pin": 3, "drain": 3, "move": 2}
 
@@ -41,6 +43,7 @@ class Workload:
         seed: of all choices.
         timeouts: seconds that calls have, those of each client one of these.
         clock: seconds; one that stands still with the process, where it is stopped and goes on.
+        without: some of `KINDS`.
 
     Attributes:
         seen: how often each outcome and error was met.
@@ -54,12 +57,14 @@ class Workload:
         seed: int,
         timeouts: Sequence[float] = (TIMEOUT,),
         clock: Callable[[], float] = time.monotonic,
+        without: Collection[str] = (),
     ) -> None:
         self._master = master
         self._secret = secret
         self._random = random.Random(seed)
         self._timeouts = timeouts
         self._clock = clock
+        self._kinds = {kind: weight for kind, weight in KINDS.items() if kind not in without}
         self.seen: Counter[str] = Counter()
         self.wrong: list[str] = []
 
@@ -105,9 +110,7 @@ class Workload:
     def _step(self, client: StoreClient, timeout: float) -> None:
         numbers = self._random.sample(range(KEYS), self._random.randrange(1, 12))
         hashes = [key(number) for number in numbers]
-        what = self._random.choices(
-            ["put", "get", "into", "range", "remove", "pin", "move", "drain"], [12, 12, 6, 4, 2, 2, 4, 1]
-        )[0]
+        what = self._random.choices(list(self._kinds), list(self._kinds.values()))[0]
         try:
             with self._in_time(what, _CALLS.get(what, 1) * timeout):
                 self._do(client, what, numbers, hashes)
