@@ -210,8 +210,9 @@ class ChunkIndex:
         Args:
             want_bytes: so many.
             now_ms: the time.
-            uses_min: chunks that were used so often, their put included, are copied to the disk of their node first, and
-                those of an earlier epoch, whose uses nobody has counted; 0: none are. Where that disk has no room but could have, or is to be avoided, it ends there.
+            uses_min: chunks that were used so often, their put included, are copied to the disk of their node first;
+                those of an earlier epoch too, since nobody has counted their uses; 0: none are. Where that disk has no
+                room but could have, or is to be avoided, it ends there.
             count_max: copies to begin.
             bytes_max: no further copy begins when so many bytes are to be copied.
             avoid: disks that have enough to do.
