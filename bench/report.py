@@ -59,10 +59,13 @@ class Column(Generic[R]):
 def header(environment: dict[str, Any], further: Sequence[tuple[str, str]] = ()) -> RenderableType:
     """Return where and with what the run was made, in a few lines; `further` ones have a name and a text."""
     parameters = environment["parameters"]
-    run = (
-        f"{_count(parameters['rounds'], 'round')}, each with windows of {format_duration(parameters['duration'])} "
-        f"after {format_duration(parameters['warmup'])} of warm-up"
-    )
+    run = _count(parameters["rounds"], "round")
+    # Windows may end with what there is to do, rather than with a time.
+    if "duration" in parameters:
+        run += (
+            f", each with windows of {format_duration(parameters['duration'])} "
+            f"after {format_duration(parameters['warmup'])} of warm-up"
+        )
     same = [f"{name} {value}" for name, value in parameters["fixed"].items()]
     lines = [
         ("host", _machine(environment)),

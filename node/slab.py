@@ -23,14 +23,15 @@ from moonpool.node.errors import DiskError
 from moonpool.transfer_engine import digest
 from moonpool.units import format_bytes, parse_bytes
 
-__all__ = ["BLOCK", "ShortReadError", "Slab", "SlabPlace"]
+__all__ = ["BLOCK", "EXTENTS_AT", "ShortReadError", "Slab", "SlabPlace"]
 
 _log = logging.getLogger("moonpool.node")
 #: Offsets and lengths of everything that is read and written are multiples of it.
 BLOCK: Final = 4096
-# Where the block to try is, and where extents begin.
+# Where the block to try is.
 _TRIED_AT: Final = BLOCK
-_EXTENTS_AT: Final = 16 * BLOCK
+#: Where the space for extents begins.
+EXTENTS_AT: Final = 16 * BLOCK
 _MAGIC: Final = b"MPSL"
 _VERSION: Final = 1
 # Magic, version, identity, cluster, segment, zero, capacity; then comes the digest of all this.
@@ -120,7 +121,7 @@ class Slab:
             self.format(self._other(found) if found.strip(b"\0") else "")
 
     def _take_space(self, size: int) -> None:
-        whole = _EXTENTS_AT + self.capacity
+        whole = EXTENTS_AT + self.capacity
         system = os.fstatvfs(self._fd)
         missing = whole - os.fstat(self._fd).st_blocks * 512
         if missing > system.f_bavail * system.f_frsize:
@@ -217,7 +218,7 @@ class Slab:
             ShortReadError: the file ends before.
             OSError: the disk does not give it.
         """
-        self._read(buffer, _EXTENTS_AT + offset)
+        self._read(buffer, EXTENTS_AT + offset)
 
     def write(self, offset: int, buffer: memoryview) -> None:
         """Write a part of the space for extents. It is there after a crash only when `sync` has returned.
@@ -225,7 +226,7 @@ class Slab:
         Raises:
             OSError: the disk does not take it.
         """
-        self._write(buffer, _EXTENTS_AT + offset)
+        self._write(buffer, EXTENTS_AT + offset)
 
     def sync(self) -> None:
         """Return when everything that was written is there also after a crash.

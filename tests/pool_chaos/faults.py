@@ -17,7 +17,7 @@ from store_testing import key, locate, spoil
 from store_testing.workload import KEYS, NAMESPACE
 
 from moonpool.errors import MoonpoolError
-from moonpool.node.slab import BLOCK
+from moonpool.node.slab import EXTENTS_AT
 from moonpool.store_client import StoreClient
 from pool_chaos.place import MASTERS, NODES, SSD, THREADS, Place
 
@@ -27,8 +27,6 @@ _Fault = Callable[[random.Random, int], _Lasting]
 #: Shorter and longer than what masters, sessions and leases put up with.
 _HOLDS = (0.1, 0.5, 1.0, 3.0, 6.0)
 _SPOILT_AT_ONCE = 20
-#: Before it are the facts of a slab, which say who it is: without those it would be another one.
-_EXTENTS_AT = 16 * BLOCK
 
 
 class Faults:
@@ -203,10 +201,10 @@ class Faults:
         yield
 
     def _spoil_disk(self, chance: random.Random, _: int) -> _Lasting:
-        """Change bytes anywhere in the space for extents of a slab."""
+        """Change bytes of a slab, but not of its facts: without those it would be another one."""
         slab = chance.choice([self._place.pool.slab(index) for index in range(NODES)])
         for _attempt in range(_SPOILT_AT_ONCE):
-            _flip(slab, _EXTENTS_AT + chance.randrange(SSD))
+            _flip(slab, EXTENTS_AT + chance.randrange(SSD))
             self.made["bytes spoilt on disks"] += 1
         yield
 
