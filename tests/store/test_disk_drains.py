@@ -60,7 +60,7 @@ def test_a_drain_says_what_the_disk_keeps_and_gives_it_up_when_told(cluster: Loc
         assert client.drain(disk.segment, drop=True) == 0
         assert [one for one in client.segments() if one.medium == pb.DISK] == []
         drained(cluster, "node-0", "--undo")
-        assert on_disk(client) == 0
+        assert eventually(lambda: on_disk(client) == 0, 30)
         assert set(check(client, hashes)) <= {Outcome.OK, Outcome.MISS}
         # With its node comes an empty one, and it says why.
         cluster.kill_node(0)
