@@ -92,10 +92,13 @@ demo: $(VLLM_STAMPS)/installed  ## Two vLLM engines share a prefix through a poo
 	@[[ ! -f $(VLLM_STAMPS)/missing ]] || { cat $(VLLM_STAMPS)/missing >&2; exit 1; }
 	@$(VLLM_VENV)/bin/python examples/offline_shared_prefix.py $(ARGS)
 
-SOAK_SECONDS ?= 600
-.PHONY: soak
-soak: $(STAMPS)/installed $(STAMPS)/test  ## Random transfers and faults for SOAK_SECONDS (600): every byte checked, nothing grows
-	@$(SUITE) soak env PYTHONPATH=tests $(BIN)/python -m chaos.soak --seconds $(SOAK_SECONDS) $(ARGS)
+SOAK_MINUTES ?= 30
+.PHONY: soak soak-engine soak-pool
+soak: soak-engine soak-pool  ## Random faults for SOAK_MINUTES (30), of the engine and then of a pool (soak-engine, soak-pool): every byte checked, nothing stays, nothing grows
+soak-engine: SOAK_OF := chaos
+soak-pool: SOAK_OF := pool_chaos
+soak-engine soak-pool: $(STAMPS)/installed $(STAMPS)/test
+	@$(SUITE) $@ env PYTHONPATH=tests $(BIN)/python -m $(SOAK_OF).soak --seconds $$((60 * $(SOAK_MINUTES))) $(ARGS)
 
 .PHONY: docs
 docs: $(STAMPS)/installed  ## Write the reference pages that are generated from the code

@@ -51,6 +51,7 @@ _LATE = {
     "master": "moonpool.bench.pool.master_command",
     "replay": "moonpool.bench.replay.command",
     "serve": "moonpool.bench.serve.command",
+    "ssd": "moonpool.bench.pool.ssd_command",
     "store": "moonpool.bench.pool.store_command",
 }
 _LANES_MAX = 64

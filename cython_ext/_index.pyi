@@ -211,7 +211,8 @@ class ChunkIndex:
             want_bytes: so many.
             now_ms: the time.
             uses_min: chunks that were used so often, their put included, are copied to the disk of their node first;
-                0: none are. Where that disk has no room but could have, or is to be avoided, it ends there.
+                those of an earlier epoch too, since nobody has counted their uses; 0: none are. Where that disk has no
+                room but could have, or is to be avoided, it ends there.
             count_max: copies to begin.
             bytes_max: no further copy begins when so many bytes are to be copied.
             avoid: disks that have enough to do.

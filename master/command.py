@@ -38,7 +38,9 @@ Every other setting (watermarks, leases, limits) comes from the environment or a
 
 @click.command(epilog=_EXAMPLES)
 @click.option("--listen", metavar="HOST:PORT", help="For nodes and clients.  [default: 127.0.0.1:7600]")
-@click.option("--http", metavar="HOST:PORT|none", help="For /healthz, /metrics, /status.  [default: 127.0.0.1:7601]")
+@click.option(
+    "--http", metavar="HOST:PORT|none", help="For /livez, /healthz, /metrics, /status.  [default: 127.0.0.1:7601]"
+)
 @click.option(
     "--store",
     metavar="sqlite:PATH|etcd:HOST:PORT|memory",
@@ -102,7 +104,7 @@ async def _serve(settings: MasterSettings, ready_fd: int | None) -> None:
 
 def _tell(server: MasterServer, ready_fd: int | None) -> None:
     pages = f", status on http://{server.http_address}/status" if server.http_address else ""
-    doing = "serving" if server.role.core is not None else f"waiting ({server.role.leader or 'another one'} leads)"
+    doing = server.role.doing()
     click.echo(f"moonpool master: {doing} on {server.address}{pages}")
     if ready_fd is not None:
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/healthz, /leader, /metrics and /status over HTTP: four pages, read-only, one request for each connection."""
+"""/livez, /healthz, /leader, /metrics and /status over HTTP: read-only pages, one request for each connection."""
 
 from __future__ import annotations
 
@@ -101,6 +101,9 @@ class StatusPages:
     def _page(self, method: str, path: str) -> tuple[str, str, str]:
         if method not in ("GET", "HEAD"):
             return "405 Method Not Allowed", _PLAIN, "only GET\n"
+        if path == "/livez":
+            # That it is answered is what it says: a new start would help nobody whose store is away.
+            return "200 OK", _PLAIN, "ok\n"
         if path == "/healthz":
             wrong = self._role.wrong()
             return (_UNAVAILABLE if wrong else "200 OK"), _PLAIN, "\n".join(wrong or ["ok"]) + "\n"
@@ -110,7 +113,7 @@ class StatusPages:
             return "200 OK", "text/plain; version=0.0.4; charset=utf-8", self._role.metrics()
         if path == "/status":
             return "200 OK", "application/json", json.dumps(self._role.status()) + "\n"
-        return "404 Not Found", _PLAIN, "there are /healthz, /leader, /metrics and /status\n"
+        return "404 Not Found", _PLAIN, "there are /livez, /healthz, /leader, /metrics and /status\n"
 
 
 _PLAIN: Final = "text/plain; charset=utf-8"

@@ -207,6 +207,7 @@ class MembershipCalls:
             segment = self._mount_again(session, request)
         else:
             segment = await core.to_the_end(self._mount(session, request))
+        segment.note = request.note[:_TEXT_MAX]
         return pb.MountSegmentReply(header=core.header, segment=segment.row.segment)
 
     async def _mount(self, session: Session, request: pb.MountSegmentRequest) -> Segment:

@@ -42,10 +42,19 @@ class MoveCalls:
         """Put nothing new into a segment and move away what it has, or use it again."""
         core = self._core
         segment = core.segments.get(request.segment)
+        if request.drop:
+            return self._drop(segment)
         _check_memory(segment)
         await core.to_the_end(self._drain(segment, not request.undo))
         chunks = core.segments.figures(segment)["extents"]
         return pb.DrainReply(header=core.header, chunks=chunks, draining=core.drains.told(segment))
+
+    def _drop(self, segment: Segment) -> pb.DrainReply:
+        if not segment.row.disk:
+            raise InvalidRequestError(f"segment {segment.row.segment} is no disk", hint="a drain without drop")
+        chunks = self._core.segments.figures(segment)["extents"]
+        self._core.lose(segment, "what it holds is given up")
+        return pb.DrainReply(header=self._core.header, chunks=chunks)
 
     async def _drain(self, segment: Segment, draining: bool) -> None:
         core = self._core
@@ -65,7 +74,8 @@ class MoveCalls:
 def _check_memory(segment: Segment) -> None:
     if segment.row.disk:
         raise InvalidRequestError(
-            f"segment {segment.row.segment} is a disk", hint="the memory of its node: what goes to a disk is evicted"
+            f"segment {segment.row.segment} is a disk: what it holds stays there",
+            hint="the memory of its node; moonpool drain --drop-disk gives up what the disk holds",
         )
 
 

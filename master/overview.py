@@ -93,6 +93,8 @@ def _trouble(core: Core, segment: Segment) -> str:
     silent_s, timeout = (now - node.seen_ms) / 1000, core.settings.session_timeout
     silent = node.outbox is None or silent_s > 3 * core.settings.heartbeat_interval
     why = [f"its node has not been heard for {silent_s:.0f} s (lost after {timeout:g} s)"] * silent
+    if segment.note:
+        why.append(segment.note)
     if segment.quarantined:
         why.insert(0, f"quarantined {_ago(segment.quarantined_ms)}: {segment.cause or 'it could not be reached'}")
     return "; ".join(why)

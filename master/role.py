@@ -48,7 +48,17 @@ class Role:
         """Return a line about it, for people."""
         if self.core is not None:
             return "it leads" if self.leads else "it cannot tell whether it still leads"
+        if self.trouble:
+            return f"it cannot lead: {self.trouble}"
         return f"it waits for its turn: {self.leader or 'nobody known'} leads"
+
+    def doing(self) -> str:
+        """Return what it does, in a few words."""
+        if self.core is not None:
+            return "serving"
+        if self.trouble:
+            return f"waiting for its store ({self.trouble})"
+        return f"waiting ({self.leader or 'another one'} leads)"
 
     def status(self) -> dict[str, Any]:
         """Return what /status answers."""

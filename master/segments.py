@@ -47,6 +47,7 @@ class Segment:
         mending: held by who has the node look at its own memory.
         quarantined_ms: when it was quarantined last.
         cause: why, as somebody has reported it.
+        note: of a disk: why it holds nothing, as its node has said.
     """
 
     row: SegmentRow
@@ -63,6 +64,7 @@ class Segment:
     mending: asyncio.Lock = field(default_factory=asyncio.Lock)
     quarantined_ms: int = 0
     cause: str = ""
+    note: str = ""
 
     @property
     def connected(self) -> bool:

@@ -20,7 +20,7 @@ from moonpool.errors import MoonpoolError
 from moonpool.master.calls import Calls, methods
 from moonpool.master.chunks import ChunkCalls
 from moonpool.master.core import Core
-from moonpool.master.errors import ListenError, StartError, StoreBusyError
+from moonpool.master.errors import ListenError, StartError, StoreBusyError, StoreUnavailableError
 from moonpool.master.http import StatusPages
 from moonpool.master.loops import start_loops
 from moonpool.master.membership import MembershipCalls
@@ -38,14 +38,12 @@ if TYPE_CHECKING:
 __all__ = ["Master", "MasterServer"]
 
 _log = logging.getLogger("moonpool.master")
-# Calls that are under way when it is stopped have so long.
+# Calls that are under way when it is stopped have so long at most, and no more than their part of `stop_timeout`.
 _GRACE_S: Final = 2.0
 # How long a master that waits for its turn goes without a look at whether it is stopped.
 _TURN_S: Final = 1.0
 # Before it tries again, when it was its turn and it could not lead.
 _AGAIN_S: Final = 1.0
-# So long it is waited for the store, which then gives up by itself.
-_STORE_S: Final = 5.0
 _START_S: Final = 600.0
 _STOP_S: Final = 60.0
 # Calls at once, beside the stream of each session and the one that follows it.
@@ -84,6 +82,11 @@ class MasterServer:
         self._turns: asyncio.Task[None] | None = None
 
     @property
+    def _part(self) -> float:
+        """Seconds: each of the three steps of an end has as long."""
+        return self.settings.stop_timeout / 3
+
+    @property
     def core(self) -> Core:
         """Its state, while it leads."""
         assert self.role.core is not None, "it does not lead"
@@ -97,7 +100,8 @@ class MasterServer:
             ListenError: an address cannot be listened on.
             StoreBusyError: another process has a store open that is not shared.
             StoreDamagedError: the store cannot be read.
-            StoreUnavailableError: the store cannot be made or written.
+            StoreUnavailableError: the store cannot be made or written. One that is shared and does not answer is waited
+                for instead: this returns then, and /healthz says so.
         """
         try:
             await self._start()
@@ -130,12 +134,12 @@ class MasterServer:
         """Finish the calls that are under way, end streams, close the store: the next master may lead.
 
         Args:
-            grace: seconds that calls have.
+            grace: seconds that calls have, and no more than their part of `stop_timeout`.
         """
         if self.role.core is not None:
             self.role.core.say_goodbye()
         if self._server is not None:
-            await self._server.stop(grace)
+            await self._server.stop(min(grace, self._part))
         self._closing.set()
         if self._store is not None and self.role.core is None:
             # Whoever waits for it waits no longer.
@@ -161,10 +165,11 @@ class MasterServer:
             except (OSError, MoonpoolError) as error:
                 if self._closing.is_set():
                     return
-                if not self._settled.is_set():
+                if not self._settled.is_set() and not _passes(error, self._store):
                     raise
                 # Somebody else may lead meanwhile, so this one stays, and says what is wrong with it.
                 self.role.trouble = str(error)
+                self._settled.set()
                 _log.error("this master cannot lead: %s", error)
                 with contextlib.suppress(TimeoutError, asyncio.TimeoutError):  # two classes before Python 3.11
                     await asyncio.wait_for(self._closing.wait(), _AGAIN_S)
@@ -196,7 +201,7 @@ class MasterServer:
             core.say_goodbye()
             closing = asyncio.ensure_future(core.close())
             # What waits for a store that does not answer ends when the store is closed.
-            await asyncio.wait((closing,), timeout=_STORE_S)
+            await asyncio.wait((closing,), timeout=self._part)
             await asyncio.to_thread(store.close)
             await closing
 
@@ -210,7 +215,7 @@ class MasterServer:
                     raise
                 # Its own key may outlive its turn for a moment.
                 leader = "" if error.leader == self._advertised() else error.leader
-                self.role.waits, self.role.leader = True, leader
+                self.role.waits, self.role.leader, self.role.trouble = True, leader, ""
                 self._settled.set()
             await asyncio.to_thread(store.wait_for_turn, _TURN_S)
         return None
@@ -233,6 +238,11 @@ class MasterServer:
             given = parse_address(self.settings.advertise)
             return str(given if given.port else Address(given.host, own.port))
         return str(Address(socket.gethostname(), own.port)) if own.host in ("0.0.0.0", "::") else self.address
+
+
+def _passes(error: Exception, store: MetadataStore) -> bool:
+    """Return whether what keeps a master from its store at the start may end without anybody at this master."""
+    return store.shared and isinstance(error, StoreUnavailableError) and error.retryable
 
 
 def _options(settings: MasterSettings) -> list[tuple[str, Any]]:

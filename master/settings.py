@@ -43,6 +43,7 @@ class MasterOptions(TypedDict, total=False):
     etcd_timeout: float | str
     etcd_lease: float | str
     etcd_upkeep: bool
+    stop_timeout: float | str
     policy: str
     chunks_max: int
     high_watermark: float
@@ -87,8 +88,8 @@ class MasterSettings:
     )
     http: str | None = setting(
         "127.0.0.1:7601",
-        "Address for /healthz, /metrics and /status over HTTP, which anybody may ask who can reach it. None serves "
-        "none.",
+        "Address for /livez, /healthz, /leader, /metrics and /status over HTTP, which anybody may ask who can reach "
+        "it. None serves none.",
     )
     secret: bytes | None = setting(
         None,
@@ -137,6 +138,14 @@ class MasterSettings:
         True,
         "Throw away old revisions in etcd, make its files smaller and take back its alarm about space; false where "
         "somebody else does, as where others keep things in the same etcd.",
+    )
+    stop_timeout: float = setting(
+        5.0,
+        "How long a master takes to end at most, when it is told to: a third of it for calls that are under way, and "
+        "two for what etcd does not answer. A store that answers is waited for no longer than it needs.",
+        unit="seconds",
+        minimum=0.3,
+        maximum=600.0,
     )
     policy: str = setting("prefix", "Which chunks go first when there is no room.", choices=("prefix", "s3fifo", "lru"))
     chunks_max: int = setting(

@@ -60,7 +60,7 @@ def node(config: str | None, ready_fd: int | None, verbose: bool, **options: Any
         with StoreNode(settings=settings) as lent:
             line = f"moonpool node: segment {lent.segment} of {format_bytes(settings.dram)} is lent at {lent.address}"
             if settings.ssd is not None:
-                line += f", with {settings.ssd} below it"
+                line += f", with {settings.ssd} below it" + (f" ({lent.disk_note})" if lent.disk_note else "")
             click.echo(line)
             if ready_fd is not None:
                 os.write(ready_fd, f"{line}\n".encode())

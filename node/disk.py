@@ -134,13 +134,13 @@ class Disk:
         )
         for again in (False, True):
             request.incarnation, request.segment = self._slab.identity, self._slab.segment
+            request.note = self._slab.note
             try:
                 reply = self._link.call("MountSegment", request, time.monotonic() + _CALL_SECONDS)
             except SegmentLostError as error:
                 if again:
                     raise
-                _log.warning("the master does not know what is on %s: %s", self._slab.path, error)
-                self._slab.format()
+                self._slab.format(f"what {self._slab.path} held is not used: the master does not know it ({error})")
                 continue
             self._slab.keep(reply.header.cluster_id, reply.segment)
             self._ready.set()

@@ -81,6 +81,11 @@ class StoreNode:
         return self._keeper.lending.address
 
     @property
+    def disk_note(self) -> str:
+        """Why its disk began empty though the file was there; "": it did not, or there is none."""
+        return self._keeper.disk_note
+
+    @property
     def mounted(self) -> bool:
         """Whether the master knows of the memory now, as far as is known here."""
         return self._keeper.lending.mounted
@@ -117,6 +122,10 @@ class _Keeper:
         self._open: Lending | None = None
         self._slab = None if settings.ssd is None else Slab(SlabPlace.parse(settings.ssd))
         self._thread = threading.Thread(target=self._run, name=f"moonpool-node-{name}", daemon=True)
+
+    @property
+    def disk_note(self) -> str:
+        return "" if self._slab is None else self._slab.note
 
     def start(self) -> None:
         self._lend(self._settings.startup_timeout)

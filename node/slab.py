@@ -23,14 +23,15 @@ from moonpool.node.errors import DiskError
 from moonpool.transfer_engine import digest
 from moonpool.units import format_bytes, parse_bytes
 
-__all__ = ["BLOCK", "ShortReadError", "Slab", "SlabPlace"]
+__all__ = ["BLOCK", "EXTENTS_AT", "ShortReadError", "Slab", "SlabPlace"]
 
 _log = logging.getLogger("moonpool.node")
 #: Offsets and lengths of everything that is read and written are multiples of it.
 BLOCK: Final = 4096
-# Where the block to try is, and where extents begin.
+# Where the block to try is.
 _TRIED_AT: Final = BLOCK
-_EXTENTS_AT: Final = 16 * BLOCK
+#: Where the space for extents begins.
+EXTENTS_AT: Final = 16 * BLOCK
 _MAGIC: Final = b"MPSL"
 _VERSION: Final = 1
 # Magic, version, identity, cluster, segment, zero, capacity; then comes the digest of all this.
@@ -78,6 +79,7 @@ class Slab:
         identity: 16 bytes, drawn when it was formatted.
         segment: the number that the master gave to it; 0: none yet.
         direct: whether the page cache is passed by.
+        note: why it holds nothing though the file was there, for people; "" where it was not, or it does.
 
     Raises:
         ConfigError: the file system has not that much room.
@@ -90,6 +92,7 @@ class Slab:
         self.identity = bytes(16)
         self.segment = 0
         self.direct = True
+        self.note = ""
         self._lock = threading.Lock()
         self._tries = 0
         try:
@@ -115,10 +118,10 @@ class Slab:
         self._take_space(size)
         self._open_direct()
         if not self._know(found):
-            self.format()
+            self.format(self._other(found) if found.strip(b"\0") else "")
 
     def _take_space(self, size: int) -> None:
-        whole = _EXTENTS_AT + self.capacity
+        whole = EXTENTS_AT + self.capacity
         system = os.fstatvfs(self._fd)
         missing = whole - os.fstat(self._fd).st_blocks * 512
         if missing > system.f_bavail * system.f_frsize:
@@ -151,24 +154,38 @@ class Slab:
 
     def _know(self, found: bytes) -> bool:
         """Take the facts as the file has them. Returns whether they make sense, and are of this size."""
-        facts = found[: _FACTS.size]
-        if len(found) < BLOCK or digest(facts) != struct.unpack_from("<Q", found, _FACTS.size)[0]:
+        if not _sound(found):
             return False
-        magic, version, identity, _, segment, _, capacity = _FACTS.unpack(facts)
+        magic, version, identity, _, segment, _, capacity = _FACTS.unpack_from(found)
         if (magic, version, capacity) != (_MAGIC, _VERSION, self.capacity):
-            _log.warning("%s has another size or version: what it holds is not used", self.path)
             return False
         self.identity, self.segment = identity, segment
         return True
 
+    def _other(self, found: bytes) -> str:
+        """Return why what the file held is of no use."""
+        if not _sound(found):
+            return f"what {self.path} held is not used: its first block is damaged"
+        _, version, *_, capacity = _FACTS.unpack_from(found)
+        if version != _VERSION:
+            return f"what {self.path} held is not used: it is of version {version}, and this is {_VERSION}"
+        sizes = f"it was of {format_bytes(capacity)}, and ssd is of {format_bytes(self.capacity)} now"
+        return f"what {self.path} held is not used: {sizes}"
+
     # ---------------------------------------------------------------- what it says of itself
 
-    def format(self) -> None:
+    def format(self, why: str) -> None:
         """Make it another one, which holds nothing.
+
+        Args:
+            why: for people; "" where there was nothing.
 
         Raises:
             DiskError: the disk does not take it.
         """
+        if why:
+            _log.warning("%s", why)
+        self.note = why
         self.identity, self.segment = os.urandom(16), 0
         self._write_facts(bytes(16))
 
@@ -201,7 +218,7 @@ class Slab:
             ShortReadError: the file ends before.
             OSError: the disk does not give it.
         """
-        self._read(buffer, _EXTENTS_AT + offset)
+        self._read(buffer, EXTENTS_AT + offset)
 
     def write(self, offset: int, buffer: memoryview) -> None:
         """Write a part of the space for extents. It is there after a crash only when `sync` has returned.
@@ -209,7 +226,7 @@ class Slab:
         Raises:
             OSError: the disk does not take it.
         """
-        self._write(buffer, _EXTENTS_AT + offset)
+        self._write(buffer, EXTENTS_AT + offset)
 
     def sync(self) -> None:
         """Return when everything that was written is there also after a crash.
@@ -260,3 +277,9 @@ class Slab:
 
     def _error(self, what: str, error: OSError | None, hint: str) -> DiskError:
         return DiskError(f"{self.path} {what}", cause=str(error or ""), hint=hint)
+
+
+def _sound(found: bytes) -> bool:
+    """Return whether the first block has facts that are as they were written."""
+    whole = len(found) >= BLOCK
+    return whole and digest(found[: _FACTS.size]) == struct.unpack_from("<Q", found, _FACTS.size)[0]

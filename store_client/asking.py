@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moonpool.proto import pool_pb2 as pb
+from moonpool.proto.errors import SegmentLostError
 from moonpool.store_client import pins, relocating
 from moonpool.store_client.arguments import (
     checked_flag,
@@ -202,8 +203,11 @@ class Asking:
         """
         return self._core.segments.refresh(self._deadline(timeout))
 
-    def drain(self, segment: int, *, undo: bool = False, timeout: float | None = None) -> int:
+    def drain(self, segment: int, *, undo: bool = False, drop: bool = False, timeout: float | None = None) -> int:
         """Put nothing more into a segment and have what it holds moved to others, or use it again with `undo`.
+
+        What a disk holds stays there, and is a hit again when its node is back. With `drop` a disk is given up with
+        what lies nowhere else, until its node is started again; how many extents that were is returned.
 
         Returns how many extents are still there: of chunks, of puts that are under way, and of what was moved and
         others may still read. `Segment.draining` of `segments()` says how far it has got. At 0 its node can leave.
@@ -211,9 +215,16 @@ class Asking:
         Raises:
             MasterUnavailableError: the master did not answer in time.
             MasterError: there is no such segment.
+            InvalidRequestError: it is a disk and this no `drop`, or the other way round.
         """
-        request = pb.DrainRequest(segment=checked_segment(segment), undo=checked_flag(undo, "undo"))
-        chunks: int = self._core.call("Drain", request, self._deadline(timeout)).chunks
+        flags = {"undo": checked_flag(undo, "undo"), "drop": checked_flag(drop, "drop")}
+        request = pb.DrainRequest(segment=checked_segment(segment), **flags)
+        try:
+            chunks: int = self._core.call("Drain", request, self._deadline(timeout)).chunks
+        except SegmentLostError:
+            if not drop:
+                raise
+            return 0  # it was given up before: the reply was lost
         return chunks
 
     def master_stats(self, *, timeout: float | None = None) -> dict[str, Any]:

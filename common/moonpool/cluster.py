@@ -203,6 +203,17 @@ class LocalCluster:
         given = {name: value for name, value in self._master_options.items() if name in OPEN}
         return {**OPEN, "secret": self.secret, "tls_name": self._node_options.get("tls_name"), **given}
 
+    @property
+    def pids(self) -> dict[str, int]:
+        """The processes that have been started and not ended, as ``"master 0"`` and ``"node 2"``."""
+        kinds = {"master": self._masters, "node": self._nodes}
+        return {
+            f"{kind} {index}": process.popen.pid
+            for kind, processes in kinds.items()
+            for index, process in enumerate(processes)
+            if process is not None
+        }
+
     def slab(self, index: int) -> Path:
         """Return the file that a node keeps chunks in, of a cluster with `ssd`."""
         assert self._folder is not None

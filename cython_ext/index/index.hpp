@@ -137,7 +137,7 @@ struct MendCall {
 
 // What may be copied to disks instead of being evicted.
 struct DemoteCall {
-  uint32_t uses_min;  // by who was used so often; 0: nothing is copied
+  uint32_t uses_min;  // by who was used so often, or was put under an earlier epoch; 0: nothing is copied
   uint32_t count_max;
   uint64_t bytes_max;
   std::vector<uint32_t> avoid;  // disks that have enough to do

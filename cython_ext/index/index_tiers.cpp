@@ -120,7 +120,11 @@ ChunkIndex::Chilled ChunkIndex::chill_one(uint32_t slot, const DemoteCall &call,
     append_move(moves, begin_move(slot, 0, warm, kNowhere, MoveKind::kShed, moves), warm, segments_, chunk);
     return Chilled::kSheds;
   }
-  if (call.uses_min == 0 || (missing == chunk.shards && policy_->uses(slot) < call.uses_min)) return Chilled::kNot;
+  // Of what was put under an earlier epoch nobody knows how often it was used.
+  const bool counted = chunk.shard(0).generation >> 40 == epoch_;
+  if (call.uses_min == 0 || (counted && missing == chunk.shards && policy_->uses(slot) < call.uses_min)) {
+    return Chilled::kNot;
+  }
   Place from = {}, to = {};
   uint32_t shard = 0;
   while (readable_on_disk(chunk.shard(shard), &from)) ++shard;

@@ -13,6 +13,7 @@ import click
 
 from moonpool.proto import pool_pb2 as pb
 from moonpool.store_client.commands.common import connected, open_client
+from moonpool.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -33,6 +34,9 @@ _PATIENCE_WITH_OTHERS: Final = 60.0
 @click.option("--segment", type=click.IntRange(min=0, max=0xFFFFFFFE), help="The segment of this number.")
 @click.option("--node", metavar="NAME", help="The segment of the node of this name.")
 @click.option("--undo", is_flag=True, help="Stop, and use it again.")
+@click.option(
+    "--drop-disk", is_flag=True, help="Then give up what the disk of its node holds, for a node that goes for ever."
+)
 @click.option("--wait", is_flag=True, help="Until it is empty, or what is left cannot move.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @connected
@@ -41,6 +45,7 @@ def drain(
     segment: int | None,
     node: str | None,
     undo: bool,
+    drop_disk: bool,
     wait: bool,
     as_json: bool,
     master: str | None,
@@ -51,36 +56,81 @@ def drain(
 
     Which one is said by a number that `moonpool ls` shows, or by the name of a node. The node can be stopped without a
     loss when it is empty, which --wait waits for. That fails when something stays, because there is no room elsewhere.
+    What a disk holds stays on it, and is found again when its node is back; --drop-disk gives it up.
     """
-    if undo and wait:
-        raise click.UsageError("--undo and --wait exclude each other")
+    if undo and (wait or drop_disk):
+        raise click.UsageError("--undo goes with neither --wait nor --drop-disk")
     if (which, segment, node).count(None) != 2:
         raise click.UsageError("one of SEGMENT, NODE, --segment and --node")
     with open_client(master, timeout, config) as client:
         number = segment if segment is not None else _number(client, which, node)
+        asked = _segment(client, number)
+        if asked is not None and asked.medium == pb.DISK and drop_disk:
+            _tell_disks([asked], _drop(client, [asked]), as_json=as_json)
+            return
         chunks = client.drain(number, undo=undo)
         left = _wait(client, number, shown=not as_json) if wait else _segment(client, number)
-    draining = left.draining if left is not None else pb.Draining()
+        disks = _disks_of(client, number)
+        # Not while something stays in memory: somebody has to think again then.
+        dropped = _drop(client, disks) if drop_disk and (not wait or _empty(left)) else {}
     if as_json:
-        click.echo(
-            json.dumps(
-                {
-                    "segment": number,
-                    "state": "gone" if left is None else pb.SegmentState.Name(left.state).lower(),
-                    "chunks": 0 if left is None else left.chunks,
-                    "moved": draining.moved,
-                    "moving": draining.moving,
-                    "stuck": draining.stuck,
-                    "cause": draining.cause,
-                    "trouble": "" if left is None else left.trouble,
-                },
-                indent=2,
-            )
-        )
+        _tell_json(number, left, disks, dropped)
     elif not wait:
         click.echo(f"segment {number} is {'used again' if undo else 'draining'}: it has {chunks} chunks")
     if wait:
         _judge(left, number, quiet=as_json)
+    if not undo and not as_json:
+        _tell_disks(disks, dropped, as_json=False)
+
+
+def _tell_json(number: int, left: pb.Segment | None, disks: list[pb.Segment], dropped: dict[int, int]) -> None:
+    draining = left.draining if left is not None else pb.Draining()
+    told = {
+        "segment": number,
+        "state": "gone" if left is None else pb.SegmentState.Name(left.state).lower(),
+        "chunks": 0 if left is None else left.chunks,
+        "moved": draining.moved,
+        "moving": draining.moving,
+        "stuck": draining.stuck,
+        "cause": draining.cause,
+        "trouble": "" if left is None else left.trouble,
+        "disks": _disk_facts(disks, dropped),
+    }
+    click.echo(json.dumps(told, indent=2))
+
+
+def _disk_facts(disks: list[pb.Segment], dropped: dict[int, int]) -> list[dict[str, Any]]:
+    return [{"segment": one.segment, "chunks": one.chunks, "dropped": one.segment in dropped} for one in disks]
+
+
+def _tell_disks(disks: list[pb.Segment], dropped: dict[int, int], *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({"disks": _disk_facts(disks, dropped)}, indent=2))
+        return
+    for one in disks:
+        if one.segment in dropped:
+            click.echo(f"disk {one.segment} of {one.node} is given up, with {dropped[one.segment]} chunks")
+        elif one.chunks:
+            click.echo(
+                f"disk {one.segment} of {one.node} keeps {one.chunks} chunks ({format_bytes(one.used_bytes)}): they "
+                "are found again when the node is back within `disk_grace` of the master. --drop-disk gives them up"
+            )
+
+
+def _disks_of(client: StoreClient, number: int) -> list[pb.Segment]:
+    """Return the disks of the node of a segment."""
+    known = client.segments()
+    nodes = {one.node for one in known if one.segment == number}
+    return [one for one in known if one.medium == pb.DISK and one.node in nodes]
+
+
+def _drop(client: StoreClient, disks: list[pb.Segment]) -> dict[int, int]:
+    """Give up disks. Returns how many chunks were on each."""
+    return {one.segment: client.drain(one.segment, drop=True) for one in disks}
+
+
+def _empty(left: pb.Segment | None) -> bool:
+    return left is not None and left.state == pb.DRAINING and not left.chunks
 
 
 def _judge(left: pb.Segment | None, number: int, *, quiet: bool) -> None:

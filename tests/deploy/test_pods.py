@@ -86,7 +86,7 @@ def test_a_master_and_a_node_start_are_asked_drain_and_stop(pod: Pod, started: E
     # moonpool master: serving on HOST:PORT, status on http://HOST:PORT/status
     said = first.stdout.readline().split()
     address, pages = said[4].rstrip(","), said[-1].removesuffix("/status")
-    for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+    for name in ("readinessProbe", "livenessProbe"):
         with urllib.request.urlopen(pages + master[name]["httpGet"]["path"], timeout=WAIT_S) as answer:
             assert answer.status == 200
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import random
 from collections.abc import Callable
 from typing import Any
@@ -136,8 +137,7 @@ def test_without_answers_what_was_not_sent_is_refused_and_what_was_sent_is_not_k
     etcd_options: Callable[..., EtcdOptions], opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("moonpool.master.store.etcd.writing._PATIENCE", 0.3)
-    monkeypatch.setattr("moonpool.master.store.etcd._CLOSE_S", 0.5)
-    store = opened(etcd_options())
+    store = opened(dataclasses.replace(etcd_options(), closing=1.0))
 
     async def nothing(members: Members, method: str, request: Any) -> Any:
         raise UnansweredError("nothing")

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -140,34 +138,6 @@ def test_all_members_down_and_back(start: Start, opened: Open, start_master: Cal
             running.go_on()
         eventually(lambda: store.leading, "its lease")
         assert call(pool.Exists, request).statuses == bytes([pb.NOT_FOUND])
-
-
-def test_a_master_ends_also_while_etcd_is_away(
-    start: Start, start_master: Callable[..., Master], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("moonpool.master.server._STORE_S", 0.2)
-    monkeypatch.setattr("moonpool.master.store.etcd._CLOSE_S", 0.2)
-    cluster = start()
-    master = start_master(store=f"etcd:{cluster.endpoints}", http=None)
-    server = master.server
-    assert isinstance(server._store, EtcdStore)
-    cluster.kill()
-    waiting = [put(server._store, {slot: b"x"}) for slot in range(500)]
-    began = time.monotonic()
-    master.close()
-    assert time.monotonic() - began < 20
-    assert all(isinstance(change.exception(0), StoreUnavailableError) for change in waiting)
-
-
-def test_a_start_that_waits_for_etcd_can_be_given_up() -> None:
-    command = [sys.executable, "-m", "moonpool.cli", "master", "--listen", "127.0.0.1:0", "--http", "none", "-v"]
-    with subprocess.Popen([*command, "--store", "etcd:127.0.0.1:1"], stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        assert "no answer" in process.stderr.readline()
-        process.terminate()
-        _, err = process.communicate(timeout=SECONDS)
-    assert process.returncode == 0
-    assert "Traceback" not in err
 
 
 def test_cut_off_from_all_and_back(start: Start, opened: Open) -> None:

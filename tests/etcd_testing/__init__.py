@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -87,6 +88,11 @@ class Etcd:
             self._process = subprocess.Popen([*command, *self.more], stdout=log, stderr=log, env=environment)
 
     @property
+    def pid(self) -> int | None:
+        """Of its process; None: it does not run."""
+        return self._process.pid if self._process is not None and self.alive else None
+
+    @property
     def alive(self) -> bool:
         """Whether its process is there."""
         return self._process is not None and self._process.poll() is None
@@ -96,6 +102,13 @@ class Etcd:
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGKILL)
+            self._process.wait(SECONDS)
+            self._process = None
+
+    def leave(self) -> None:
+        """Ask it to end, and wait for that."""
+        if self._process is not None:
+            self._process.terminate()
             self._process.wait(SECONDS)
             self._process = None
 
@@ -233,10 +246,13 @@ class Cluster:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a port that nobody gets who asks for any: a member that is down for a while has to find its own again."""
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.randrange(10_000, lowest)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _serves(member: Etcd) -> bool:

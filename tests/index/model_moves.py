@@ -41,6 +41,8 @@ class Moves:
         move = self.of(chunk)
         if move is not None and not move.committed and shard in (None, move.shard):
             move.chunk = None
+            if move.new is None:
+                del self.all[move.number]  # nothing is copied, and no room is held until that is over
 
     def may_move(self, chunk: Chunk) -> bool:
         return not (chunk.removed or chunk.written or self.of(chunk))

@@ -339,6 +339,22 @@ def test_a_disk_that_is_away_makes_its_chunks_misses_and_they_can_be_put_again(i
     assert index.check() == ""
 
 
+def test_nobody_knows_how_often_was_used_what_was_put_before_a_restart(index: ChunkIndex) -> None:
+    rows = put(index, names(3))
+    after = ChunkIndex(policy=index.stats()["policy"], chunks_max=1000, epoch=4)
+    assert after.restore(u32s(rows), pack_records(list(rows.values()))) == 3
+    after.add_segment(MEMORY, MIB, 1, 0, 0)
+    after.add_segment(DISK, 64 * BLOCK, 1, 0, 0, disk_of=MEMORY)
+    put(after, names(2, "after"))
+    slots, moves, _ = demote(after)
+    # It may have been wanted a thousand times. What was put since then and not used is known.
+    assert len(slots) == 2 * 4
+    assert sorted(move[8] for move in unpack_moves(moves)) == sorted(names(3)[at : at + 32] for at in (0, 32, 64))
+    finish(after, moves)
+    assert after.stats()["on_disk"] == 3
+    assert after.check() == ""
+
+
 def test_a_restart_finds_what_is_on_disks(index: ChunkIndex) -> None:
     hashes, rows = names(5), {}
     rows.update(put(index, hashes))

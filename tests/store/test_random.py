@@ -146,6 +146,7 @@ def test_every_get_is_a_miss_an_error_or_the_bytes(
         say(capsys, f"seed {seed}: {dict(killed)}; {dict(sorted(seen.items()))}")
         assert not wrong
         assert not failures
+        assert not seen["open raised MasterUnavailableError"]
         assert seen["get OK"] > 100
         assert seen["put OK"] > 100
         # And when the dust has settled it works as ever.

@@ -62,7 +62,7 @@ def test_a_slab_is_the_same_one_after_a_restart(tmp_path: Path) -> None:
     block[:] = bytes(BLOCK)
     slab.read(MIB - BLOCK, block)
     assert bytes(block) == b"x" * BLOCK
-    slab.format()
+    slab.format("")
     assert slab.identity != identity
     assert slab.segment == 0
     slab.close()
@@ -73,9 +73,10 @@ def test_a_slab_of_another_size_or_with_damaged_facts_starts_empty(tmp_path: Pat
     slab = Slab(SlabPlace(path, MIB))
     slab.keep(bytes(16), 3)
     slab.close()
-    for size in (2 * MIB, MIB):
+    for size, before in ((2 * MIB, "1MiB"), (MIB, "2MiB")):
         slab = Slab(SlabPlace(path, size))
         assert slab.segment == 0
+        assert f"it was of {before}" in slab.note
         assert path.stat().st_size == size + 16 * BLOCK
         slab.keep(bytes(16), 3)
         slab.close()
@@ -84,7 +85,10 @@ def test_a_slab_of_another_size_or_with_damaged_facts_starts_empty(tmp_path: Pat
         file.write(b"?")
     slab = Slab(SlabPlace(path, MIB))
     assert slab.segment == 0
+    assert "damaged" in slab.note
     slab.close()
+    # Where nothing is lost nothing is said.
+    assert [Slab(SlabPlace(one, MIB)).note for one in (path, tmp_path / "new")] == ["", ""]
 
 
 def test_a_file_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:

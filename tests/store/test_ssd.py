@@ -23,7 +23,8 @@ from moonpool.store_client import Outcome
 
 @pytest.fixture
 def cluster() -> Iterator[LocalCluster]:
-    with cluster_of() as made:
+    # Room for everything that a test has on the disk: after a restart of the master that is all there is.
+    with cluster_of(ssd="64MiB") as made:
         yield made
 
 

@@ -3,19 +3,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from moonpool.errors import MoonpoolError
-from moonpool.store_client import Outcome, StoreClient
+from moonpool.store_client import MasterUnavailableError, Outcome, StoreClient
 from moonpool.transfer_engine import Region
 from store_testing import content, key
 
@@ -28,6 +30,12 @@ PAGES = -(-LENGTH_MAX // PAGE)
 PAGES_ALL = 12 * PAGES
 # A put may find the master away and its node dead, one after the other.
 TIMEOUT = 60.0
+#: What a call may take beyond its time before it counts as one that hangs: machines that run tests are busy.
+LATE = 10.0
+#: What it does, and how often each.
+KINDS = {"put": 12, "get": 12, "into": 4, "spans": 4, "range": 4, "remove": 2, "pin": 2, "move": 4, "drain": 1}
+# What is made of several calls has as long as all of them.
+_CALLS = {"pin": 3, "drain": 3, "move": 2}
 
 
 def length(number: int) -> int:
@@ -37,59 +45,104 @@ def length(number: int) -> int:
 class Workload:
     """Puts, gets and removes, through one client after the other.
 
+    Args:
+        master: address of one or several.
+        secret: of the cluster.
+        seed: of all choices.
+        timeouts: seconds that calls have, those of each client one of these.
+        clock: seconds; one that stands still with the process, where it is stopped and goes on.
+        without: some of `KINDS`.
+
     Attributes:
         seen: how often each outcome and error was met.
-        wrong: every get that gave other bytes than were put.
+        wrong: every get that gave other bytes than were put, and every call that did not end in its time.
     """
 
-    def __init__(self, master: str, secret: str, seed: int) -> None:
+    def __init__(
+        self,
+        master: str,
+        secret: str,
+        seed: int,
+        timeouts: Sequence[float] = (TIMEOUT,),
+        clock: Callable[[], float] = time.monotonic,
+        without: Collection[str] = (),
+    ) -> None:
         self._master = master
         self._secret = secret
         self._random = random.Random(seed)
+        self._timeouts = timeouts
+        self._clock = clock
+        self._kinds = {kind: weight for kind, weight in KINDS.items() if kind not in without}
         self.seen: Counter[str] = Counter()
         self.wrong: list[str] = []
         self._region: Region | None = None  # of the client that there is
 
     def run(self, over: threading.Event) -> None:
         while not over.is_set():
-            with StoreClient(
-                self._master,
-                secret=self._secret,
-                timeout=TIMEOUT,
-                startup_timeout=TIMEOUT,
-                staging_bytes="4MiB",
-                lease=self._random.choice((0.05, 0.5)),
-            ) as client:
+            timeout = self._random.choice(self._timeouts)
+            try:
+                with self._in_time("open", timeout):
+                    client = self._open(timeout)
+            except MasterUnavailableError:
+                self.seen["open raised MasterUnavailableError"] += 1
+                continue
+            try:
                 self._region = client.allocate(PAGES_ALL * PAGE)
                 for _ in range(self._random.randrange(20, 200)):
                     if over.is_set():
                         break
-                    self._step(client)
+                    self._step(client, timeout)
+            finally:
+                with self._in_time("close", timeout):
+                    client.close()
 
-    def _step(self, client: StoreClient) -> None:
+    def _open(self, timeout: float) -> StoreClient:
+        return StoreClient(
+            self._master,
+            secret=self._secret,
+            timeout=timeout,
+            startup_timeout=timeout,
+            staging_bytes="4MiB",
+            lease=self._random.choice((0.05, 0.5)),
+        )
+
+    @contextlib.contextmanager
+    def _in_time(self, what: str, timeout: float) -> Iterator[None]:
+        """Note a call that takes longer than it may."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            took = self._clock() - began
+            if took > timeout + LATE:
+                self.wrong.append(f"{what} took {took:.1f} s and had {timeout:g} s")
+
+    def _step(self, client: StoreClient, timeout: float) -> None:
         numbers = self._random.sample(range(KEYS), self._random.randrange(1, 12))
         hashes = [key(number) for number in numbers]
-        what = self._random.choices(
-            ["put", "get", "into", "spans", "range", "remove", "pin", "move", "drain"], [12, 12, 4, 4, 4, 2, 2, 4, 1]
-        )[0]
+        what = self._random.choices(list(self._kinds), list(self._kinds.values()))[0]
         try:
-            if what == "put":
-                values = [content(hash_, length(number)) for hash_, number in zip(hashes, numbers, strict=True)]
-                given = values if self._random.random() < 0.5 else self._scattered(values)
-                results = client.put(NAMESPACE, hashes, given, replicas=self._random.choice((1, 1, 2)))
-                self.seen.update(f"put {Outcome(outcome).name}" for outcome in results.outcomes)
-                self.seen.update(f"put {type(error).__name__}" for error in results.errors.values())
-            elif what == "remove":
-                client.remove(NAMESPACE, hashes[:2])
-            elif what in ("move", "drain"):
-                self._rearrange(client, what, hashes)
-            elif what == "pin":
-                with client.pin(NAMESPACE, hashes[:3]):
-                    self._get(client, "get", numbers[:3], hashes[:3])
-            else:
-                self._get(client, what, numbers, hashes)
+            with self._in_time(what, _CALLS.get(what, 1) * timeout):
+                self._do(client, what, numbers, hashes)
         except MoonpoolError as error:
             self.seen[f"{what} raised {type(error).__name__}"] += 1
+
+    def _do(self, client: StoreClient, what: str, numbers: list[int], hashes: list[bytes]) -> None:
+        if what == "put":
+            values = [content(hash_, length(number)) for hash_, number in zip(hashes, numbers, strict=True)]
+            given = values if self._random.random() < 0.5 else self._scattered(values)
+            results = client.put(NAMESPACE, hashes, given, replicas=self._random.choice((1, 1, 2)))
+            self.seen.update(f"put {Outcome(outcome).name}" for outcome in results.outcomes)
+            self.seen.update(f"put {type(error).__name__}" for error in results.errors.values())
+        elif what == "remove":
+            client.remove(NAMESPACE, hashes[:2])
+        elif what in ("move", "drain"):
+            self._rearrange(client, what, hashes)
+        elif what == "pin":
+            with client.pin(NAMESPACE, hashes[:3]):
+                self._get(client, "get", numbers[:3], hashes[:3])
+        else:
+            self._get(client, what, numbers, hashes)
 
     def _scattered(self, values: list[bytes]) -> Any:
         """Return the values in pages here and there of registered memory."""

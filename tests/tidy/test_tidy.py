@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "store_client": {"moonpool", "proto", "transfer_engine"},
     "node": {"moonpool", "proto", "store_client", "transfer_engine"},
     "connector": {"moonpool", "store_client", "transfer_engine"},
-    "bench": {"moonpool", "proto", "store_client", "transfer_engine", "_index", "_limits"},
+    "bench": {"moonpool", "proto", "store_client", "node", "transfer_engine", "_index", "_limits"},
 }
 # Modules of the base package, which everybody may import.
 BASE = {"address", "cli", "cluster", "errors", "settings", "units"}

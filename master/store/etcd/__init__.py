@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
 from typing import Any, Final, TypeVar
@@ -38,8 +39,6 @@ T = TypeVar("T")
 _PAGE_MAX: Final = 4096
 # For the last changes of the leader before. Beyond it everything is read anew.
 _CATCH_UP_S: Final = 2.0
-# What waits when it is closed has so long.
-_CLOSE_S: Final = 5.0
 _SEGMENT_END: Final = (1 << 32) - 1
 
 
@@ -299,17 +298,21 @@ class EtcdStore(MetadataStore):
             self._loop.close()
 
     async def _end(self) -> None:
+        until = time.monotonic() + self._options.closing
         if self._writing is not None:
-            await self._writing.drain(_CLOSE_S)
+            # Half of the time is for the end of the lease, which spares the next leader the rest of it.
+            await self._writing.drain(self._options.closing / 2)
         # Those that were begun for good, and whatever another thread waits for.
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
         if self._owner is not None:
-            # Without it the next leader waits until the lease is over.
-            with contextlib.suppress(StoreUnavailableError, RefusedError, StoreDamagedError):
-                await self._owner.resign()
+            # Without it the next leader waits until the lease is over. TimeoutError: two classes before Python 3.11.
+            with contextlib.suppress(
+                StoreUnavailableError, RefusedError, StoreDamagedError, TimeoutError, asyncio.TimeoutError
+            ):
+                await asyncio.wait_for(self._owner.resign(), max(0.0, until - time.monotonic()))
         if self._members is not None:
             self._members.close()
         await self._loop.shutdown_asyncgens()

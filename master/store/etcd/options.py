@@ -39,6 +39,7 @@ class EtcdOptions:
         timeout: seconds that one attempt of a call has, at first. Another member is asked then.
         lease: seconds after which another master may take over from one that is silent.
         upkeep: compact, defragment and disarm the alarm about space.
+        closing: seconds that the store has, when it is closed, for what etcd has not answered.
     """
 
     endpoints: tuple[Address, ...]
@@ -51,6 +52,7 @@ class EtcdOptions:
     timeout: float = 0.75
     lease: float = 3.0
     upkeep: bool = True
+    closing: float = 5.0
 
     @classmethod
     def parse(cls, text: str, settings: MasterSettings | None = None) -> EtcdOptions:
@@ -84,6 +86,7 @@ class EtcdOptions:
             settings.etcd_timeout,
             settings.etcd_lease,
             settings.etcd_upkeep,
+            settings.stop_timeout / 3,
         )
 
     def __post_init__(self) -> None:
