@@ -58,9 +58,9 @@ class Region(_native.Region):
         Raises:
             RegionBusyError: a transfer that is not settled uses it. Wait for it or cancel it first.
 
-        A process on the same host that was stopped in the middle of a copy of memory that the engine allocated is waited
-        for, at most ``progress_timeout``. Then the bytes move to pages of their own, so that what it still writes goes
-        nowhere.
+        A process on the same host that was stopped in the middle of a copy of memory that the engine allocated is
+        waited for, at most ``progress_timeout``. Then the bytes move to pages of their own, so that what it still
+        writes goes nowhere.
         """
         self._withdraw()
         self._registry.pop(self.id, None)
