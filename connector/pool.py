@@ -64,10 +64,10 @@ class PoolLink:
             client.close()
 
     def _connect(self) -> None:
-        while not self._closing.is_set() and not self._connected():
+        while not self._closing.is_set() and not self._try():
             self._closing.wait(self._retry)
 
-    def _connected(self) -> bool:
+    def _try(self) -> bool:
         try:
             self._client = self._make()
         except MoonpoolError as error:

@@ -7,7 +7,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,6 +17,9 @@ from moonpool.connector.lookups import Lookup, Lookups
 from moonpool.connector.pool import PoolLink
 from moonpool.errors import MoonpoolError
 from moonpool.store_client import ROOT, StoreClient
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 KEYS = [hashlib.sha256(bytes([index])).digest() for index in range(8)]
 
@@ -36,7 +39,7 @@ class Asked:
             self.link, "model", **{"lease": 5.0, "timeout": 1.0, "most": 8, "retry": 0.05, **options}
         )
 
-    def __enter__(self) -> Asked:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -60,7 +63,7 @@ def _until(true: Any) -> None:
 
 
 def test_it_says_how_much_of_a_chain_there_is(cluster: LocalCluster) -> None:
-    with cluster.client() as writer, Asked(lambda: cluster.client()) as asked:
+    with cluster.client() as writer, Asked(cluster.client) as asked:
         asked.wait_for_pool()
         assert asked.ask(KEYS).answer == 0
         writer.put("model", KEYS[:5], [b"kv"] * 5, parents=ROOT).require()
@@ -71,7 +74,7 @@ def test_it_says_how_much_of_a_chain_there_is(cluster: LocalCluster) -> None:
 
 
 def test_all_shards_have_to_be_there(cluster: LocalCluster) -> None:
-    with cluster.client() as writer, Asked(lambda: cluster.client()) as asked:
+    with cluster.client() as writer, Asked(cluster.client) as asked:
         asked.wait_for_pool()
         writer.put("model", KEYS[:2], [b"kv"] * 2, parents=ROOT, shard=0, shards=2).require()
         assert asked.ask(KEYS).answer == 0
@@ -80,7 +83,7 @@ def test_all_shards_have_to_be_there(cluster: LocalCluster) -> None:
 
 
 def test_what_is_found_stays_for_the_lease(cluster: LocalCluster) -> None:
-    with cluster.client() as writer, Asked(lambda: cluster.client()) as asked:
+    with cluster.client() as writer, Asked(cluster.client) as asked:
         asked.wait_for_pool()
         writer.put("model", KEYS[:1], [bytes(1 << 20)], parents=ROOT).require()
         asked.ask(KEYS)
@@ -108,7 +111,7 @@ def test_a_pool_that_is_not_there_is_answered_at_once_and_found_when_it_comes(cl
 
 
 def test_a_master_that_has_gone_fails_one_and_the_next_are_answered_at_once(cluster: LocalCluster) -> None:
-    with Asked(lambda: cluster.client(), timeout=0.3, retry=60.0) as asked:
+    with Asked(cluster.client, timeout=0.3, retry=60.0) as asked:
         asked.wait_for_pool()
         assert asked.ask(KEYS).problem == ""
         cluster.kill_master()
