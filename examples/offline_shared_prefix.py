@@ -102,7 +102,12 @@ def run(folder: Path, model: str, load_format: str, first: int, store_client: di
         "kv_connector_module_path": "moonpool.connector",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"chunk_tokens": CHUNK_TOKENS, "store_client": store_client},
+        "kv_connector_extra_config": {
+            "chunk_tokens": CHUNK_TOKENS,
+            # Long, for a machine that does other things too.
+            "lookup_timeout": 2.0,
+            "store_client": store_client,
+        },
     }
     answers = folder / "answers.json"
     arguments = {
