@@ -18,8 +18,9 @@ from pool_chaos.verdict import well_again
 
 SECONDS = 60.0
 #: With what the clients put, more than `high_watermark` of the memory of all nodes, so that a part is pressed down to
-#: disks; and far less than the memory of two of them, so that no put has anything evicted that is not on a disk.
-CHUNKS, DRAM, WATERMARKS = 40, 24 << 20, {"high_watermark": "0.25", "low_watermark": "0.2"}
+#: disks, until there is much room below it again, which drains fill; and far less than the memory of two of them, so that
+#: no put has anything evicted that is not on a disk.
+CHUNKS, DRAM, WATERMARKS = 40, 16 << 20, {"high_watermark": "0.5", "low_watermark": "0.2"}
 
 
 @pytest.fixture
