@@ -16,12 +16,20 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 
 # Folders are listed with their files, so that a removed file counts as a change.
-PACKAGE_SOURCES := pyproject.toml $(shell find common/. proto/. master/. node/. store_client/. transfer_engine/. bench/. cython_ext/. \
+PACKAGE_SOURCES := pyproject.toml $(shell find common/. proto/. master/. node/. store_client/. connector/. transfer_engine/. bench/. cython_ext/. \
 	-name __pycache__ -prune -o -path cython_ext/./tests -prune -o -path cython_ext/./fuzz -prune -o -print)
 # Each folder of tests is a suite of its own.
 SUITES := $(sort $(patsubst tests/%/,%,$(dir $(wildcard tests/*/test_*.py))))
 NATIVE_SOURCES := $(shell find cython_ext -name '*.h' -o -name '*.hpp' -o -name '*.cpp') $(wildcard tests/*/*.c)
 SUITE := tools/suite.sh
+
+# vLLM is large and has an environment of its own, of which each version has one: make test-vllm_engine VLLM=0.29.0
+VLLM ?= 0.32.0
+VLLM_VENV := .venv-vllm-$(VLLM)
+VLLM_STAMPS := $(VLLM_VENV)/.stamps
+# Where pip could not bring it, these suites run without and skip what needs it, with the reason.
+VLLM_SUITES := $(filter connector connector_worker vllm_engine,$(SUITES))
+VLLM_BIN = $$([[ -f $(VLLM_STAMPS)/missing ]] && echo $(BIN) || echo $(VLLM_VENV)/bin)
 
 .PHONY: help
 help:  ## List the targets
@@ -71,12 +79,18 @@ fuzz-minimise: $(STAMPS)/system-fuzz  ## Take what fuzzing found into the corpor
 WORKERS_rdma_lab := 0
 .PHONY: $(SUITES:%=test-%)
 $(SUITES:%=test-%): test-%: $(STAMPS)/installed $(STAMPS)/test
-	@$(SUITE) $* $(BIN)/pytest -n $(or $(WORKERS_$*),$(JOBS)) tests/$* $(ARGS)
+	@$(SUITE) $* $(if $(filter $*,$(VLLM_SUITES)),$(VLLM_BIN),$(BIN))/pytest -n $(or $(WORKERS_$*),$(JOBS)) tests/$* $(ARGS)
 test-rdma_lab: $(STAMPS)/system-rdma-lab
+$(VLLM_SUITES:%=test-%): $(VLLM_STAMPS)/installed
 
 .PHONY: rdma-lab
 rdma-lab: $(STAMPS)/installed $(STAMPS)/test $(STAMPS)/system-rdma-lab  ## A shell in an emulated machine with RDMA devices (ARGS="ibv_devinfo" runs that)
 	@PYTHONPATH=tests $(BIN)/python -m rdma_lab $(ARGS)
+
+.PHONY: demo
+demo: $(VLLM_STAMPS)/installed  ## Two vLLM engines share a prefix through a pool: hit rate, time to the first token
+	@[[ ! -f $(VLLM_STAMPS)/missing ]] || { cat $(VLLM_STAMPS)/missing >&2; exit 1; }
+	@$(VLLM_VENV)/bin/python examples/offline_shared_prefix.py $(ARGS)
 
 SOAK_MINUTES ?= 30
 .PHONY: soak soak-engine soak-pool
@@ -92,7 +106,7 @@ docs: $(STAMPS)/installed  ## Write the reference pages that are generated from 
 
 .PHONY: clean
 clean:  ## Remove everything that was built or installed here
-	rm -rf build $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build $(VENV) .venv-vllm-* dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # ---------------------------------------------------------------- set-up; a stamp is older than what it was made from
@@ -109,10 +123,27 @@ $(STAMPS)/venv: pyproject.toml tools/requirements.py $(STAMPS)/system-build
 	@$(SUITE) setup $(BIN)/pip install --quiet -r $(STAMPS)/venv.txt
 	@touch $@
 
-# Installed, not editable: tests and the type checker see what users get.
-$(STAMPS)/installed: $(STAMPS)/venv $(PACKAGE_SOURCES)
-	@$(SUITE) build $(BIN)/pip install --quiet --no-build-isolation --no-deps --force-reinstall \
+# Built once, for every environment here.
+$(STAMPS)/wheel: $(STAMPS)/venv $(PACKAGE_SOURCES)
+	@rm -rf build/wheel
+	@$(SUITE) build $(BIN)/pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel \
 		-Ccmake.define.MOONPOOL_WERROR=ON .
+	@touch $@
+
+# Installed, not editable: tests and the type checker see what users get.
+$(STAMPS)/installed: $(STAMPS)/wheel
+	@$(SUITE) setup $(BIN)/pip install --quiet --no-deps --force-reinstall build/wheel/*.whl
+	@touch $@
+
+$(VLLM_STAMPS)/venv: tools/setup-vllm.sh tools/setup-torch.sh tools/vllm/requirements-$(VLLM).txt $(STAMPS)/venv
+	@$(PYTHON) tools/requirements.py project > $(STAMPS)/vllm.txt
+	@$(PYTHON) tools/requirements.py test | grep -E '^(hypothesis|pytest)' >> $(STAMPS)/vllm.txt
+	@$(SUITE) setup tools/setup-vllm.sh $(VLLM_VENV) tools/vllm/requirements-$(VLLM).txt $(STAMPS)/vllm.txt
+	@touch $@
+
+$(VLLM_STAMPS)/installed: $(VLLM_STAMPS)/venv $(STAMPS)/wheel
+	@[[ -f $(VLLM_STAMPS)/missing ]] || \
+		$(SUITE) setup $(VLLM_VENV)/bin/pip install --quiet --no-deps --force-reinstall build/wheel/*.whl
 	@touch $@
 
 $(STAMPS)/lint: $(STAMPS)/venv

@@ -50,6 +50,7 @@ __all__ = ["cli"]
 _LATE = {
     "master": "moonpool.bench.pool.master_command",
     "replay": "moonpool.bench.replay.command",
+    "serve": "moonpool.bench.serve.command",
     "ssd": "moonpool.bench.pool.ssd_command",
     "store": "moonpool.bench.pool.store_command",
 }

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from moonpool.bench.compare import CompareRow
     from moonpool.bench.replay.live_report import Slice
     from moonpool.bench.replay.simulate import Row
+    from moonpool.bench.serve.summary import Summary
 
-__all__ = ["plot", "plot_comparison", "plot_live", "plot_replay", "require_matplotlib"]
+__all__ = ["plot", "plot_comparison", "plot_live", "plot_replay", "plot_serve", "require_matplotlib"]
 
 
 def require_matplotlib(file: Path) -> None:
@@ -91,6 +92,38 @@ def plot_live(slices: Sequence[Slice], file: Path) -> None:
     axes.plot(*zip(*parts, strict=True), marker=".", linestyle=":", label="each part")
     axes.plot(*zip(*whole, strict=True), label="from the beginning on")
     _finish(axes, "seconds of the replay", "hits / blocks requested")
+    figure.savefig(file, dpi=120)
+
+
+def plot_serve(summaries: Sequence[Summary], times: Mapping[str, Sequence[float]], file: Path) -> None:
+    """Draw times to the first token into `file`: of all requests, and by turn where there are several.
+
+    Args:
+        summaries: of the servers.
+        times: seconds to the first token of each server's requests.
+        file: is written.
+    """
+    from matplotlib.figure import Figure
+
+    turns = max(len(one.turns) for one in summaries)
+    figure = Figure(figsize=(6.5 * (1 + (turns > 1)), 4.6), layout="constrained")
+    axes = figure.add_subplot(1, 1 + (turns > 1), 1)
+    for name, seconds in times.items():
+        if seconds:
+            parts = [(index + 1) / len(seconds) for index in range(len(seconds))]
+            axes.step([value * 1e3 for value in sorted(seconds)], parts, where="post", label=name)
+    axes.set_xscale("log", subs=[2, 5])
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("{x:g}")
+    _finish(axes, "time to first token (ms)", "part of the requests")
+    if turns > 1:
+        axes = figure.add_subplot(1, 2, 2)
+        for one in summaries:
+            medians = [(number, turn.ttft["p50"]) for number, turn in enumerate(one.turns, 1)]
+            line = [(number, value * 1e3) for number, value in medians if value is not None]
+            axes.plot([number for number, _ in line], [value for _, value in line], marker="o", label=one.name)
+        axes.set_xticks(range(1, turns + 1))
+        _finish(axes, "turn", "time to first token, p50 (ms)")
     figure.savefig(file, dpi=120)
 
 

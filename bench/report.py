@@ -56,22 +56,33 @@ class Column(Generic[R]):
     grouped: bool = False
 
 
-def header(environment: dict[str, Any], further: Sequence[tuple[str, str]] = ()) -> RenderableType:
-    """Return where and with what the run was made, in a few lines; `further` ones have a name and a text."""
+def _run(parameters: dict[str, Any]) -> str:
+    rounds = _count(parameters["rounds"], "round")
+    if "duration" not in parameters:  # windows end with what there is to do, rather than with a time
+        return rounds
+    return (
+        f"{rounds}, each with windows of {format_duration(parameters['duration'])} "
+        f"after {format_duration(parameters['warmup'])} of warm-up"
+    )
+
+
+def header(
+    environment: dict[str, Any], further: Sequence[tuple[str, str]] = (), *, run: str | None = None
+) -> RenderableType:
+    """Return where and with what the run was made, in a few lines.
+
+    Args:
+        environment: of the run.
+        further: lines with a name and a text.
+        run: how it was measured; None: in windows.
+    """
     parameters = environment["parameters"]
-    run = _count(parameters["rounds"], "round")
-    # Windows may end with what there is to do, rather than with a time.
-    if "duration" in parameters:
-        run += (
-            f", each with windows of {format_duration(parameters['duration'])} "
-            f"after {format_duration(parameters['warmup'])} of warm-up"
-        )
     same = [f"{name} {value}" for name, value in parameters["fixed"].items()]
     lines = [
         ("host", _machine(environment)),
         ("target", environment["target"] and _machine(environment["target"])),
         *further,
-        ("run", run),
+        ("run", run or _run(parameters)),
         ("rows", " · ".join(same)),
         ("tuned", " · ".join(f"{name} {value}" for name, value in environment["engine_settings"].items())),
     ]

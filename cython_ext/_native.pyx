@@ -366,6 +366,65 @@ cdef bytes digests_of(range_digests compute, memory, offsets, lengths):
     return digests
 
 
+def digest_joined(memories, which, offsets, lengths, counts):
+    """Return the digests of wholes that lie in ranges of several contiguous buffers."""
+    cdef list held = list(memories)
+    cdef Py_ssize_t i, taken = 0
+    cdef Py_buffer *views = <Py_buffer *>reserve(len(held), sizeof(Py_buffer))
+    cdef mp_memory *table = NULL
+    try:
+        table = <mp_memory *>reserve(len(held), sizeof(mp_memory))
+        for i in range(len(held)):
+            plain_buffer(held[i], &views[i], f"memory {i}", "anything with a contiguous buffer")
+            taken += 1
+            table[i].data = views[i].buf
+            table[i].nbytes = views[i].len
+        return joined_digests(table, taken, which, offsets, lengths, counts)
+    finally:
+        for i in range(taken):
+            PyBuffer_Release(&views[i])
+        free(views)
+        free(table)
+
+
+cdef bytes joined_digests(const mp_memory *memories, size_t memories_count, which, offsets, lengths, counts):
+    cdef Column columns[3]
+    cdef Column each
+    cdef Py_ssize_t i, count
+    cdef size_t bad = 0
+    cdef size_t wholes
+    cdef mp_status status
+    cdef bytes digests
+    cdef uint64_t *out
+    memset(columns, 0, sizeof(columns))
+    memset(&each, 0, sizeof(each))
+    try:
+        column_fill(&columns[0], which, "which")
+        column_fill(&columns[1], offsets, "offsets")
+        column_fill(&columns[2], lengths, "lengths")
+        column_fill(&each, counts, "counts")
+        count = common_count(columns, ("which", "offsets", "lengths"))
+        if each.count < 0:
+            raise wrong_type("counts", counts, "an array of integers, one for each whole")
+        wholes = each.count
+        digests = PyBytes_FromStringAndSize(NULL, wholes * sizeof(uint64_t))
+        out = <uint64_t *><void *>PyBytes_AS_STRING(digests)
+        with nogil:
+            status = mp_digest_joined(memories, memories_count, columns[0].data, columns[0].stride, columns[1].data,
+                                      columns[1].stride, columns[2].data, columns[2].stride, count, each.data,
+                                      each.stride, wholes, out, &bad)
+        if status == MP_OUT_OF_RANGE:
+            raise mistake(status, f"item {bad} is not inside its memory, of {memories_count}",
+                          "which from 0 on, offset + length up to the end of that memory")
+        if status != MP_OK:
+            raise mistake(status, f"whole {bad} has not its share of {count} ranges", "counts that add up to them")
+    finally:
+        for i in range(3):
+            column_clear(&columns[i])
+        column_clear(&each)
+    return digests
+
+
 def copy_batch(target, target_offsets, source, source_offsets, lengths):
     """Copy ranges of one contiguous buffer into another one."""
     cdef Py_buffer views[2]

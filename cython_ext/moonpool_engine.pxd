@@ -229,6 +229,13 @@ cdef extern from "moonpool/engine.h" nogil:
     mp_status mp_combine_batch(const void *memory, uint64_t nbytes, const int64_t *offsets, size_t offsets_stride,
                                const int64_t *lengths, size_t lengths_stride, size_t count, uint64_t *digests,
                                size_t *bad)
+    ctypedef struct mp_memory:
+        const void *data
+        uint64_t nbytes
+    mp_status mp_digest_joined(const mp_memory *memories, size_t memories_count, const int64_t *which,
+                               size_t which_stride, const int64_t *offsets, size_t offsets_stride,
+                               const int64_t *lengths, size_t lengths_stride, size_t count, const int64_t *counts,
+                               size_t counts_stride, size_t wholes, uint64_t *digests, size_t *bad)
     mp_status mp_copy_batch(void *target, uint64_t target_bytes, const int64_t *target_offsets,
                             size_t target_offsets_stride, const void *source, uint64_t source_bytes,
                             const int64_t *source_offsets, size_t source_offsets_stride, const int64_t *lengths,

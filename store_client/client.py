@@ -122,7 +122,10 @@ class StoreClient(Asking):
             namespace: keeps chunks of different models apart.
             hashes: 32 bytes for each chunk: a list, n x 32 bytes, or an array of uint8.
             values: a contiguous buffer for each chunk, or ``(region, offsets, lengths)`` with a registered region of
-                `engine` and arrays, which is not copied and costs no Python work per chunk.
+                `engine` and arrays, which is not copied and costs no Python work per chunk. With
+                ``(region, offsets, lengths, counts)`` a chunk lies in spans: the arrays are of all spans in the order
+                of the chunks, counts (an int or an array) says how many spans each chunk has, and its bytes are these
+                one after the other. With ``(regions, which)`` as region each span lies in one of several.
             parents: of a chain, the hash that comes before the first chunk (`ROOT`: none); or one for each.
             shard: which part of the chunks this is, from 0 on; a chunk can be got when all `shards` are there.
             shards: how many parts they have.
@@ -204,8 +207,8 @@ class StoreClient(Asking):
             namespace: as in `put`.
             hashes: as in `put`.
             destinations: a writable contiguous buffer for each chunk, or ``(region, offsets, lengths)`` with a
-                registered region of `engine`, into which the bytes go straight. A destination may be larger than its
-                chunk: `GetResults.lengths` says how long that is.
+                registered region of `engine`, or spans as in `put`, into which the bytes go straight. A destination may
+                be larger than its chunk: `GetResults.lengths` says how long that is.
             ranges: as in `get`.
             shard: as in `get`.
             lease: as in `get`.

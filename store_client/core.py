@@ -28,10 +28,11 @@ from moonpool.store_client.errors import (
 )
 from moonpool.store_client.locations import Locations
 from moonpool.store_client.moves import Move, Moved, Place
-from moonpool.store_client.packing import Records
+from moonpool.store_client.packing import Int64s, Records
 from moonpool.store_client.rpc import MasterLink
 from moonpool.store_client.segments import SegmentTable
 from moonpool.store_client.session import Session
+from moonpool.store_client.spans import digests_of
 from moonpool.store_client.spoilt import SpoiltCopies
 from moonpool.store_client.staging import StagingArea
 from moonpool.store_client.values import Registered
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from moonpool.store_client.settings import StoreClientSettings
     from moonpool.store_client.values import Memory, Piece
 
-__all__ = ["Core", "Job"]
+__all__ = ["Core", "Job", "open_engine"]
 
 _log = logging.getLogger("moonpool.store_client")
 # For what the master is told in passing.
@@ -99,7 +100,7 @@ class Core:
         self.settings = settings
         self.counters: Counter[str] = Counter()
         self._own_engine = engine is None
-        self.engine = engine if engine is not None else _open_engine(settings)
+        self.engine = engine if engine is not None else open_engine(settings)
         self.closed = threading.Event()
         self._pid = os.getpid()
         #: Chunks of which this client has found every copy spoilt -> which generation; the last found at the end.
@@ -196,7 +197,7 @@ class Core:
                 job.hurried = deadline < now + patience
                 if now >= deadline:
                     raise StoreTimeoutError("the time is over before anything was begun")
-                job.digesting = digest and target.by_cpu
+                job.digesting = digest and target.by_cpu and not place.in_spans
                 job.move = Move(place, rows[some], offsets, job.digesting, parts)
                 job.move.start(self.engine, target, op, min(deadline, now + patience))
             except MoonpoolError as error:
@@ -234,6 +235,18 @@ class Core:
             ) from error
         if (error.code in _MISTAKES and not begun) or (self.engine.closed and not self.closed.is_set()):
             raise error
+
+    def digests(self, place: Place, offsets: Int64s, lengths: Int64s) -> npt.NDArray[np.uint64]:
+        """Return the digests of ranges of what holds the payloads of a place.
+
+        Raises:
+            MoonpoolError: the caller has made a mistake, see `mistake`.
+        """
+        try:
+            return digests_of(place.region, offsets, lengths)
+        except MoonpoolError as error:
+            self.mistake(error, place)
+            raise
 
     def give_back(self, piece: Piece) -> None:
         """Nobody needs the place of a piece any more, except perhaps transfers of its jobs that are not settled."""
@@ -376,7 +389,8 @@ def _by_segment(segments: npt.NDArray[np.uint32]) -> list[tuple[int, npt.NDArray
     return list(zip(different.tolist(), np.split(order, starts[1:]), strict=True))
 
 
-def _open_engine(settings: StoreClientSettings) -> TransferEngine:
+def open_engine(settings: StoreClientSettings) -> TransferEngine:
+    """Open an engine that fits these settings, as a client has when it is given none."""
     arguments = {
         "name": settings.name,
         "listen": None,

@@ -28,7 +28,6 @@ from moonpool.store_client.packing import (
 )
 from moonpool.store_client.results import GetResults, Outcome
 from moonpool.store_client.rpc import MasterIdentity, last_wait
-from moonpool.transfer_engine import digest_batch
 
 if TYPE_CHECKING:
     from moonpool.store_client.core import Core, Job
@@ -299,9 +298,8 @@ class _Piecewise:
         if place.starts is not None:
             return good & proved(staging.words, place, rows, wanted, found)
         if found is None:
-            # No CPU has seen the bytes yet, so the digest is all that tells of damage.
-            ranges = place.offsets[rows], place.lengths[rows]
-            found = np.frombuffer(digest_batch(place.region, *ranges), dtype="<u8")
+            # Nobody has looked at the bytes yet, so the digest is all that tells of damage.
+            found = self._core.digests(place, place.offsets[rows], place.lengths[rows])
         wanted[:, DIGEST_WORD] = found
         return good & headers_match(place.headers_at(rows), wanted)
 

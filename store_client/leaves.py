@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from moonpool.store_client.packing import DIGEST_WORD, headers_match
-from moonpool.transfer_engine import LEAF_BYTES, combine_batch, digest_batch
+from moonpool.store_client.spans import digests_of
+from moonpool.transfer_engine import LEAF_BYTES, combine_batch
 
 if TYPE_CHECKING:
     from moonpool.store_client.moves import Place
@@ -102,7 +103,7 @@ def _leaves_match(
     own = leaves.owners
     if found is None:
         offsets = place.offsets[rows[own]] + leaves.starts
-        found = np.frombuffer(digest_batch(place.region, offsets, leaves.lengths), dtype="<u8")
+        found = digests_of(place.region, offsets, leaves.lengths)
     sizes, tables = table_bytes(place.sizes[rows]), place.table_offsets[rows]
     several = sizes > 0
     good = np.ones(len(rows), dtype=np.bool_)

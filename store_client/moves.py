@@ -14,6 +14,7 @@ from moonpool.errors import MoonpoolError
 from moonpool.store_client.leaves import leaves_of, table_bytes
 from moonpool.store_client.packing import HEADER_BYTES, Headers, Int64s
 from moonpool.store_client.segments import Target
+from moonpool.store_client.spans import Spans
 from moonpool.transfer_engine import LEAF_BYTES, Region, Status, Transfer, TransferEngine, TransferState, copy_batch
 
 __all__ = ["Move", "Moved", "Parts", "Place"]
@@ -30,7 +31,7 @@ class Place:
     """Where chunks lie in this process, one row for each.
 
     Attributes:
-        region: holds the payloads, or what is moved of them.
+        region: holds the payloads, or what is moved of them; or the spans that do.
         offsets: of these.
         lengths: of these.
         headers: holds the headers, and the tables of leaves.
@@ -41,7 +42,7 @@ class Place:
         starts: of ranges, where in its payload that begins of which leaves are moved. None: whole payloads.
     """
 
-    region: Region
+    region: Region | Spans
     offsets: Int64s
     lengths: Int64s
     headers: Region
@@ -50,6 +51,11 @@ class Place:
     sizes: Int64s
     joined: bool
     starts: Int64s | None = None
+
+    @property
+    def in_spans(self) -> bool:
+        """Whether payloads lie in spans: then an engine, which looks at these one by one, has no digest of a leaf."""
+        return isinstance(self.region, Spans)
 
     def headers_at(self, rows: npt.NDArray[np.intp]) -> Headers:
         """Return the headers of some rows, as they lie here now."""
@@ -76,6 +82,17 @@ class Moved:
     settled: bool = True
 
 
+@dataclass
+class _Group:
+    # Items of one transfer; `which` of the regions each lies in, None: there is one. `owners`: the rows they belong to.
+    regions: tuple[Region, ...]
+    which: Int64s | None
+    offsets: Int64s
+    remote: Int64s
+    lengths: Int64s
+    owners: npt.NDArray[np.intp]
+
+
 class Items:
     """The items of one transfer, in groups. The payloads are the first group; all others lie with the headers."""
 
@@ -83,8 +100,8 @@ class Items:
         self._place = place
         self._rows = rows
         self._remote = remote_offsets
-        # Of each its region, local and remote offsets, lengths, and the rows they belong to; None: one for each row.
-        self._groups: list[tuple[Region, Int64s, Int64s, Int64s, npt.NDArray[np.intp] | None]] = []
+        self._every = np.arange(len(rows))
+        self._groups: list[_Group] = []
 
     def add_payloads(self, *, by_leaf: bool) -> None:
         """Add what is moved of the payloads, each as one item or by its leaves."""
@@ -93,24 +110,24 @@ class Items:
         if place.starts is not None:
             remote = remote + place.starts[rows]
         if not by_leaf:
-            self._groups.append((place.region, place.offsets[rows], remote, lengths, None))
+            self._add(place.region, place.offsets[rows], remote, lengths, self._every)
             return
         leaves = leaves_of(lengths)
         own = leaves.owners
         local = place.offsets[rows[own]] + leaves.starts
-        self._groups.append((place.region, local, remote[own] + leaves.starts, leaves.lengths, own))
+        self._add(place.region, local, remote[own] + leaves.starts, leaves.lengths, own)
 
     def add_joined(self) -> None:
         """Add headers and payloads, which lie behind them, as one item each."""
         place, rows = self._place, self._rows
         lengths = place.lengths[rows] + HEADER_BYTES
-        self._groups.append((place.headers, place.header_offsets[rows], self._remote, lengths, None))
+        self._add(place.headers, place.header_offsets[rows], self._remote, lengths, self._every)
 
     def add_headers(self) -> None:
         """Add the headers."""
         place, rows = self._place, self._rows
         lengths = np.full(len(rows), HEADER_BYTES, dtype=np.int64)
-        self._groups.append((place.headers, place.header_offsets[rows], self._remote, lengths, None))
+        self._add(place.headers, place.header_offsets[rows], self._remote, lengths, self._every)
 
     def add_tables(self) -> None:
         """Add the tables of those that have one."""
@@ -120,31 +137,53 @@ class Items:
         if len(which):
             sizes = sizes[which]
             remote = self._remote[which] + HEADER_BYTES + sizes
-            self._groups.append((place.headers, place.table_offsets[rows[which]], remote, table_bytes(sizes), which))
+            self._add(place.headers, place.table_offsets[rows[which]], remote, table_bytes(sizes), which)
 
     @property
     def first(self) -> int:
         """How many are in the first group."""
-        return len(self._groups[0][1])
+        return len(self._groups[0].offsets)
 
     @property
     def owners(self) -> npt.NDArray[np.intp]:
         """Which of the rows each item belongs to."""
-        every = np.arange(len(self._rows))
-        return np.concatenate([every if group[4] is None else group[4] for group in self._groups])
+        return np.concatenate([group.owners for group in self._groups])
 
     def columns(self) -> tuple[Any, Int64s, Int64s, Int64s]:
         """Return the local regions, the local and remote offsets and the lengths, as the engine takes them."""
         groups = self._groups
-        if len(groups) == 1:
-            return groups[0][:4]
-        local: Any = groups[0][0]
-        offsets, remote, lengths = (np.concatenate([group[column] for group in groups]) for column in (1, 2, 3))
-        if local is not self._place.headers:
-            which = np.zeros(len(offsets), dtype=np.int64)
-            which[self.first :] = 1
-            local = ((local, self._place.headers), which)
-        return local, offsets, remote, lengths
+        offsets, remote, lengths = (
+            np.concatenate([getattr(group, column) for group in groups])
+            if len(groups) > 1
+            else getattr(groups[0], column)
+            for column in ("offsets", "remote", "lengths")
+        )
+        regions = groups[0].regions
+        if len(regions) == 1 and all(group.regions == regions for group in groups):
+            return regions[0], offsets, remote, lengths
+        which: list[Int64s] = []
+        several: list[Region] = []
+        for group in groups:
+            own = np.zeros(len(group.offsets), dtype=np.int64) if group.which is None else group.which
+            which.append(own + len(several))
+            several.extend(group.regions)
+        return (several, np.concatenate(which)), offsets, remote, lengths
+
+    def _add(
+        self,
+        memory: Region | Spans,
+        offsets: Int64s,
+        remote: Int64s,
+        lengths: Int64s,
+        owners: npt.NDArray[np.intp],
+    ) -> None:
+        if isinstance(memory, Spans):
+            cut = memory.cut(offsets, lengths)
+            own = cut.owners
+            group = _Group(memory.regions, cut.which, cut.offsets, remote[own] + cut.skips, cut.lengths, owners[own])
+        else:
+            group = _Group((memory,), None, offsets, remote, lengths, owners)
+        self._groups.append(group)
 
 
 class Move:

@@ -31,7 +31,7 @@ from moonpool.store_client.packing import (
 from moonpool.store_client.refusals import refusal
 from moonpool.store_client.results import Outcome, Results
 from moonpool.store_client.rpc import last_wait
-from moonpool.transfer_engine import combine_batch, copy_batch, digest_batch
+from moonpool.transfer_engine import combine_batch, copy_batch
 
 if TYPE_CHECKING:
     from moonpool.store_client.core import Core
@@ -341,7 +341,7 @@ class _Piecewise:
         wanted = parts == "payloads" and not self._digested[rows].all()
         jobs = core.start_moves("write", place, rows, extents, cluster, deadline, wanted, piece.slice_.jobs, parts)
         if wanted:
-            # What devices move, the CPU looks at meanwhile.
+            # What devices move, or lies in spans, is looked at here meanwhile.
             for job in jobs:
                 if not job.digesting:
                     self._digest(rows[job.rows])
@@ -371,8 +371,7 @@ class _Piecewise:
         place, leaves = self._prepared().place, self._leaves
         which = leaves.of(rows)
         offsets = place.offsets[leaves.owners[which]] + leaves.starts[which]
-        digests = digest_batch(place.region, offsets, leaves.lengths[which])
-        self._digests[which] = np.frombuffer(digests, dtype="<u8")
+        self._digests[which] = self._core.digests(place, offsets, leaves.lengths[which])
         self._digested[rows] = True
 
     def _fill_headers(self, rows: npt.NDArray[np.intp], extents: Records) -> None:

@@ -13,8 +13,9 @@ from moonpool.errors import MoonpoolError
 from moonpool.store_client.errors import ChunkRangeError, ChunkTooLargeError
 from moonpool.store_client.moves import Place
 from moonpool.store_client.packing import HEADER_BYTES
+from moonpool.store_client.spans import Spans
 from moonpool.store_client.values import Memory, Piece, Registered, header_room
-from moonpool.transfer_engine import LEAF_BYTES
+from moonpool.transfer_engine import LEAF_BYTES, Region
 from moonpool.units import format_bytes
 
 if TYPE_CHECKING:
@@ -81,9 +82,10 @@ class Ranges(Memory):
     def place(self, staging: StagingArea, items: npt.NDArray[np.intp], lengths: Int64s, deadline: float) -> Piece:
         """See `Memory`."""
         begins, ends = self._leaves(items, lengths)
-        rooms, spans = header_room(lengths), ends - begins
-        region, offsets, taken = staging.region, np.cumsum(spans) - spans, int(spans.sum())
-        whole = (begins == self._starts[items]) & (spans == self._sizes[items])
+        rooms, touched = header_room(lengths), ends - begins
+        region: Region | Spans = staging.region
+        offsets, taken = np.cumsum(touched) - touched, int(touched.sum())
+        whole = (begins == self._starts[items]) & (touched == self._sizes[items])
         if isinstance(self._into, Registered) and whole.all():
             region, offsets, taken = self._into.region, self._into.offsets[items], 0
         # Headers first: the tables behind them are read as numbers, so they begin at multiples of 8.
@@ -92,7 +94,7 @@ class Ranges(Memory):
         if taken:
             offsets = offsets + slice_.offset + int(rooms.sum())
         tables = headers + HEADER_BYTES
-        place = Place(region, offsets, spans, staging.region, headers, tables, lengths, joined=False, starts=begins)
+        place = Place(region, offsets, touched, staging.region, headers, tables, lengths, joined=False, starts=begins)
         return Piece(items, place, slice_)
 
     def deliver(self, staging: StagingArea, piece: Piece, rows: npt.NDArray[np.intp]) -> None:
@@ -101,7 +103,7 @@ class Ranges(Memory):
         if place.region is not staging.region:
             return
         begins, _ = self._leaves(items, place.sizes[rows])
-        self._into.accept(items, place.region, place.offsets[rows] + self._starts[items] - begins, self._sizes[items])
+        self._into.accept(items, staging.region, place.offsets[rows] + self._starts[items] - begins, self._sizes[items])
 
     def _leaves(self, items: npt.NDArray[np.intp], lengths: Int64s) -> tuple[Int64s, Int64s]:
         """Return where in their chunks the first leaves of the ranges begin, and where the last ones end."""

@@ -15,10 +15,11 @@ from moonpool.store_client.errors import ChunkRangeError, StoreArgumentError
 from moonpool.store_client.leaves import table_bytes
 from moonpool.store_client.moves import Place
 from moonpool.store_client.packing import HEADER_BYTES, Int64s
+from moonpool.store_client.spans import Spans, is_memory, spans_of
 from moonpool.store_client.staging import ALIGN, Slice, StagingArea
 from moonpool.transfer_engine import Region, TransferEngine, copy_batch
 
-__all__ = ["Buffers", "Memory", "Piece", "Registered", "destinations_of", "header_room", "values_of"]
+__all__ = ["Buffers", "Memory", "Piece", "Registered", "Scattered", "destinations_of", "header_room", "values_of"]
 
 
 class Piece:
@@ -108,9 +109,9 @@ class Memory:
 
 
 class Registered(Memory):
-    """Ranges of a registered region: nothing is copied, headers alone are staged."""
+    """Ranges of a registered region, or of spans: nothing is copied, headers alone are staged."""
 
-    def __init__(self, region: Region, offsets: Int64s, lengths: Int64s) -> None:
+    def __init__(self, region: Region | Spans, offsets: Int64s, lengths: Int64s) -> None:
         super().__init__(len(offsets))
         self.region = region
         self.offsets = offsets
@@ -123,11 +124,16 @@ class Registered(Memory):
     def value(self, item: int) -> memoryview:
         """See `Memory`."""
         start = int(self.offsets[item])
+        if isinstance(self.region, Spans):
+            return self.region.join(start, int(self.lengths[item]))
         return memoryview(self.region).cast("B")[start : start + int(self.lengths[item])]
 
     def accept(self, items: npt.NDArray[np.intp], source: Region, offsets: Int64s, lengths: Int64s) -> None:
         """See `Memory`."""
-        copy_batch(self.region, self.offsets[items], source, offsets, lengths)
+        if isinstance(self.region, Spans):
+            self.region.fill(self.offsets[items], source, offsets, lengths)
+        else:
+            copy_batch(self.region, self.offsets[items], source, offsets, lengths)
 
     def place(self, staging: StagingArea, items: npt.NDArray[np.intp], lengths: Int64s, deadline: float) -> Piece:
         """See `Memory`."""
@@ -137,6 +143,18 @@ class Registered(Memory):
         tables = headers + HEADER_BYTES
         place = Place(self.region, self.offsets[items], lengths, staging.region, headers, tables, lengths, joined=False)
         return Piece(items, place, slice_)
+
+
+class Scattered(Registered):
+    """Chunks that each lie in several spans in a row."""
+
+    def __init__(self, spans: Spans, counts: Int64s, lengths: Int64s) -> None:
+        super().__init__(spans, np.cumsum(lengths) - lengths, lengths)
+        self._counts = counts
+
+    def cost(self, items: npt.NDArray[np.intp], lengths: Int64s) -> Int64s:
+        """See `Memory`. The items of a transfer take memory too, so small spans count for more than their bytes."""
+        return np.maximum(lengths, _SPAN_COST * self._counts[items])
 
 
 class Buffers(Memory):
@@ -188,7 +206,8 @@ class Buffers(Memory):
     def deliver(self, staging: StagingArea, piece: Piece, rows: npt.NDArray[np.intp]) -> None:
         """See `Memory`."""
         place = piece.place
-        self.accept(piece.items[rows], place.region, place.offsets[rows], place.lengths[rows])
+        source = staging.region if piece.region is None else piece.region
+        self.accept(piece.items[rows], source, place.offsets[rows], place.lengths[rows])
 
     @property
     def made(self) -> list[bytes | None] | None:
@@ -226,6 +245,8 @@ class Buffers(Memory):
 
 
 _EMPTY: Final = memoryview(b"")
+# Bytes of `batch_bytes` that a span counts for at least: a quarter of a million of them at a time by default.
+_SPAN_COST: Final = 1024
 
 
 def values_of(engine: TransferEngine, values: Any, count: int) -> Memory:
@@ -256,6 +277,9 @@ def _memory_of(engine: TransferEngine, given: Any, count: int, *, writable: bool
             item = int(((ranges[0] < 0) | (ranges[1] < 0) | (ranges[0] > region.nbytes - ranges[1])).argmax())
             raise ChunkRangeError(f"{what}: a range is not inside the region of {region.nbytes} bytes", item=item)
         return Registered(region, *ranges)
+    if isinstance(given, tuple) and len(given) == 4 and is_memory(given[0]) and not isinstance(given[1], Region):
+        spans, counts, rooms = spans_of(engine, *given, count=count, writable=writable, what=what)
+        return Scattered(spans, counts, rooms)
     try:
         buffers = list(given)
         views = [_view_of(one, writable, what, index) for index, one in enumerate(buffers)]
@@ -263,7 +287,7 @@ def _memory_of(engine: TransferEngine, given: Any, count: int, *, writable: bool
         raise StoreArgumentError(
             f"{what} is a {type(given).__name__}",
             cause=str(cause),
-            hint="a buffer for each chunk, or (region, offsets, lengths)",
+            hint="a buffer for each chunk, (region, offsets, lengths), or (region, offsets, lengths, counts)",
         ) from cause
     if len(views) != count:
         raise StoreArgumentError(f"{len(views)} {what} were given for {count} chunks", hint="one for each")

@@ -7,6 +7,7 @@ import re
 import sys
 from pathlib import Path
 
+from moonpool.connector.settings import ConnectorSettings
 from moonpool.master import MasterSettings
 from moonpool.node import NodeSettings
 from moonpool.settings import COMPONENTS, describe
@@ -15,6 +16,10 @@ from moonpool.transfer_engine import EngineSettings
 
 # What each component is configured by, and who reads it.
 SETTINGS = {
+    "connector": (
+        ConnectorSettings,
+        "`MoonpoolConnector` in vLLM: the same names are keys of `kv_connector_extra_config` ([vllm.md](vllm.md)).",
+    ),
     "engine": (EngineSettings, "`TransferEngine(...)`: the same names are its keyword arguments."),
     "master": (
         MasterSettings,

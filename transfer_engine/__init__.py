@@ -47,6 +47,7 @@ from moonpool.transfer_engine.probing import (
     copy_batch,
     digest,
     digest_batch,
+    digest_joined,
     probe,
 )
 from moonpool.transfer_engine.regions import Region, RemoteRegion
@@ -102,5 +103,6 @@ __all__ = [
     "copy_batch",
     "digest",
     "digest_batch",
+    "digest_joined",
     "probe",
 ]

@@ -441,9 +441,9 @@ class TransferEngine:
     def fence(self, incarnation: str) -> int:
         """Cut off a peer that connected to this engine: its lanes, its queue pairs, the memory that it has mapped.
 
-        When it returns, nothing that the peer had begun reads or writes memory of this engine any more. Whoever gives
-        space to somebody else after a deadline of its own, fences the one who had it first. The peer may connect again;
-        its engine does so by itself with the next transfer.
+        When it returns, nothing that the peer had begun writes memory of this engine any more, and no read of it
+        completes. Whoever gives space to somebody else after a deadline of its own, fences the one who had it first.
+        The peer may connect again; its engine does so by itself with the next transfer.
 
         Args:
             incarnation: of the peer's engine, 32 hexadecimal digits, as `TransferEngine.incarnation` has it there and

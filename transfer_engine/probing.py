@@ -4,12 +4,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from moonpool import _native
 
-__all__ = ["LEAF_BYTES", "TransportInfo", "combine_batch", "copy_batch", "digest", "digest_batch", "probe"]
+__all__ = [
+    "LEAF_BYTES",
+    "TransportInfo",
+    "combine_batch",
+    "copy_batch",
+    "digest",
+    "digest_batch",
+    "digest_joined",
+    "probe",
+]
 
 #: Of the leaves of a `digest`.
 LEAF_BYTES: Final = _native.LEAF_BYTES
@@ -88,8 +98,34 @@ def combine_batch(memory: Any, offsets: Any, lengths: Any) -> bytes:
     return _native.combine_batch(memory, offsets, lengths)
 
 
+def digest_joined(memories: Sequence[Any], which: Any, offsets: Any, lengths: Any, counts: Any) -> bytes:
+    """Return the `digest` of many wholes that lie in pieces, in one native call without the GIL.
+
+    Much is computed on several threads, which end with the call.
+
+    Args:
+        memories: things with a contiguous buffer, such as regions.
+        which: of the memories each range lies in: as in `TransferEngine.read`.
+        offsets: bytes from the start of that memory, for each range, likewise.
+        lengths: bytes of each range, likewise; 0 is allowed.
+        counts: of each whole, how many of the ranges in a row it is made of: an array; 0 is an empty whole.
+
+    Returns:
+        8 little-endian bytes for each whole, as `digest_batch`.
+
+    Raises:
+        ArgumentTypeError: a memory has no buffer, or the numbers are none.
+        InvalidArgumentError: a buffer is not contiguous, the arrays differ in length, or `counts` do not add up.
+        OutOfRangeError: a range is not inside its memory; nothing was computed.
+    """
+    return _native.digest_joined(memories, which, offsets, lengths, counts)
+
+
 def copy_batch(target: Any, target_offsets: Any, source: Any, source_offsets: Any, lengths: Any) -> None:
     """Copy many ranges of one memory of this process into another, in one native call without the GIL.
+
+    Much is copied on several threads, which end with the call; within one memory one range goes after the other. Of two
+    ranges of another memory that overlap it is undefined whose bytes stay there.
 
     Args:
         target: anything with a contiguous writable buffer, such as a region.

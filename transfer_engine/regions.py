@@ -50,15 +50,17 @@ class Region(_native.Region):
         )
 
     def release(self) -> None:
-        """Withdraw the region: peers are refused from now on. When it returns, nothing reads or writes it any more.
+        """Withdraw the region: peers are refused from now on.
 
-        Calling it again does nothing. Views taken before stay valid (see the class).
+        When it returns, nothing writes it any more, and no read of it completes. Calling it again does nothing. Views
+        taken before stay valid (see the class).
 
         Raises:
             RegionBusyError: a transfer that is not settled uses it. Wait for it or cancel it first.
 
-        A process on the same host that was stopped in the middle of a copy is waited for, at most ``progress_timeout``.
-        Then the bytes move to pages of their own, so that what it still writes goes nowhere.
+        A process on the same host that was stopped in the middle of a copy of memory that the engine allocated is
+        waited for, at most ``progress_timeout``. Then the bytes move to pages of their own, so that what it still
+        writes goes nowhere.
         """
         self._withdraw()
         self._registry.pop(self.id, None)

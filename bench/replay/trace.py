@@ -32,11 +32,13 @@ class Trace:
         requests: the blocks of each request, from the beginning of its prompt to the end.
         names: what the trace calls each block.
         times_ms: when each request came; empty where that is not known.
+        tokens: of the prompt and of the answer of each request; empty where that is not known.
     """
 
     requests: list[list[int]]
     names: list[int]
     times_ms: list[float] = field(default_factory=list)
+    tokens: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def references(self) -> int:
@@ -49,7 +51,7 @@ class Trace:
             return self
         requests = self.requests[:count]
         blocks = 1 + max((max(request) for request in requests if request), default=-1)
-        return Trace(requests, self.names[:blocks], self.times_ms[:count])
+        return Trace(requests, self.names[:blocks], self.times_ms[:count], self.tokens[:count])
 
 
 def read_trace(file: Path) -> Trace:
@@ -63,16 +65,18 @@ def read_trace(file: Path) -> Trace:
     numbers: dict[int, int] = {}
     requests: list[list[int]] = []
     times_ms: list[float] = []
+    tokens: list[tuple[int, int]] = []
     for where, line in _lines(file):
         if line.isspace():
             continue
-        time_ms, ids = _request(where, line)
+        time_ms, lengths, ids = _request(where, line)
         times_ms.append(time_ms)
+        tokens.append(lengths)
         requests.append([numbers.setdefault(name, len(numbers)) for name in ids])
     if not numbers:
         what = "only requests without blocks" if requests else "no requests"
         raise TraceError(f"{file}: there are {what} in it", hint="a file with one JSON object for each line")
-    return Trace(requests, list(numbers), times_ms)
+    return Trace(requests, list(numbers), times_ms, tokens)
 
 
 def _lines(file: Path) -> Iterator[tuple[str, bytes]]:
@@ -98,7 +102,7 @@ def _lines(file: Path) -> Iterator[tuple[str, bytes]]:
         raise TraceError(f"{file}: cannot be read", cause=error.strerror or str(error)) from error
 
 
-def _request(where: str, line: bytes) -> tuple[float, list[int]]:
+def _request(where: str, line: bytes) -> tuple[float, tuple[int, int], list[int]]:
     try:
         request = json.loads(line)
     except (ValueError, RecursionError) as error:  # ValueError is also text that is not UTF-8
@@ -122,7 +126,7 @@ def _request(where: str, line: bytes) -> tuple[float, list[int]]:
     for index, name in enumerate(ids):
         if not _is_natural(name):
             raise TraceError(f"{where}: 'hash_ids'[{index}] is {_shown(name)}, not a whole number from 0")
-    return float(request["timestamp"]), ids
+    return float(request["timestamp"]), (request["input_length"], request["output_length"]), ids
 
 
 def _is_natural(value: Any) -> bool:

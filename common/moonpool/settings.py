@@ -35,7 +35,7 @@ from moonpool.units import format_bytes, format_duration, parse_bytes, parse_dur
 __all__ = ["COMPONENTS", "Setting", "describe", "load", "setting"]
 
 #: Every component that has settings. A TOML file may hold one table for each, and nothing else.
-COMPONENTS = ("engine", "master", "node", "store_client")
+COMPONENTS = ("connector", "engine", "master", "node", "store_client")
 
 Unit = Literal["bytes", "seconds"]
 T = TypeVar("T")

@@ -109,6 +109,7 @@ Seeds fuzz::seeds() {
   request(shm::request_header(shm::kUnmap, 7), {});
   shm::encode({{shm::kResponseMagic, shm::kOpened, MP_OK, 0, 0, 0, 0, 0}, {}, {}}, &responses);
   shm::encode({{shm::kResponseMagic, shm::kMapped, MP_OK, 0, 0, 2, 7, 4096}, {}, {}}, &responses);
+  shm::encode({{shm::kResponseMagic, shm::kReadable, MP_OK, 0, 0, 3, 8, 4096}, {}, {}, 8192}, &responses);
   shm::encode({{shm::kResponseMagic, shm::kCopied, MP_OK, 0, 2, 3, 3, 0},
                {{0, MP_OUT_OF_RANGE}, {2, MP_REGION_RELEASED}},
                {0, 77, 0}},

@@ -2,10 +2,12 @@
 #include "copy.hpp"
 
 #include <cstring>
+#include <vector>
 
 #include "copy_avx2.hpp"
 #include "digest.hpp"
 #include "moonpool/engine.h"
+#include "parallel.hpp"
 #include "ranges.hpp"
 
 namespace moonpool {
@@ -17,6 +19,18 @@ const bool g_avx2 = __builtin_cpu_supports("avx2");
 
 bool overlap(const uint8_t *to, const uint8_t *from, size_t nbytes) { return to < from + nbytes && from < to + nbytes; }
 #endif
+
+// The bytes of all ranges, cut for in_turns.
+std::vector<Stretch> turns_of(const Ranges &ranges) {
+  std::vector<Stretch> turns;
+  for (size_t i = 0; i < ranges.count; ++i) {
+    for (uint64_t at = 0; at < ranges.length(i);) {
+      if (turns.empty() || turns.back().bytes == kTurnBytes) turns.push_back({i, at, 0});
+      at += extend(&turns.back(), ranges, i, at, kTurnBytes);
+    }
+  }
+  return turns;
+}
 
 }  // namespace
 
@@ -62,8 +76,22 @@ extern "C" mp_status mp_copy_batch(void *target, uint64_t target_bytes, const in
   if (!to.inside(target_bytes, bad) || !from.inside(source_bytes, bad)) return MP_OUT_OF_RANGE;
   auto *out = static_cast<uint8_t *>(target);
   const auto *in = static_cast<const uint8_t *>(source);
-  for (size_t i = 0; i < count; ++i) {
-    copy_bytes(out + to.offset(i), in + from.offset(i), to.length(i), to.length(i) >= kStreamingBytes);
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < count; ++i) bytes += to.length(i);
+  const bool streaming = bytes >= kStreamingBytes;
+  if (bytes < 2 * kTurnBytes || (out < in + source_bytes && in < out + target_bytes)) {
+    // What lies in one memory may be the source of a later range, so the order counts.
+    for (size_t i = 0; i < count; ++i) copy_bytes(out + to.offset(i), in + from.offset(i), to.length(i), streaming);
+    return MP_OK;
   }
+  const std::vector<Stretch> turns = turns_of(to);
+  in_turns(turns.size(), threads_for(bytes), [&](size_t turn) {
+    Walk walk(to, turns[turn]);
+    size_t range;
+    uint64_t skip, nbytes;
+    while (walk.next(&range, &skip, &nbytes)) {
+      copy_bytes(out + to.offset(range) + skip, in + from.offset(range) + skip, nbytes, streaming);
+    }
+  });
   return MP_OK;
 }

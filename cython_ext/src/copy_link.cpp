@@ -74,6 +74,22 @@ void CopyLink::post_copy() {
   });
 }
 
+void CopyLink::report_moved(const Work &work, const Moved &moved) {
+  Transfer &transfer = *work.transfer;
+  uint32_t at = work.begin;
+  const auto moved_until = [&](uint32_t until) {
+    const uint64_t *digests = transfer.digest ? moved.digests.data() + (at - work.begin) : nullptr;
+    if (at < until) transfer.descs_done(at, until, digests);
+    at = until + 1;
+  };
+  for (const auto &[place, status] : moved.failed) {
+    const uint32_t index = work.begin + place;
+    moved_until(index);
+    transfer.descs_failed(index, index + 1, refusal(status));
+  }
+  moved_until(work.end);
+}
+
 Error CopyLink::refusal(mp_status status) const {
   Error error = make_error(status, std::string("the peer refused a descriptor: ") + status_text(status));
   error.peer = label_;

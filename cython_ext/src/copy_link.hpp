@@ -26,13 +26,21 @@ class CopyLink : public Link, public std::enable_shared_from_this<CopyLink> {
   void shutdown(const Error &cause, bool settled) override;
 
  protected:
+  // What became of the descriptors of a piece of work. Places are counted from its beginning.
+  struct Moved {
+    std::vector<uint64_t> digests;                       // of each, when they are wanted
+    std::vector<std::pair<uint32_t, mp_status>> failed;  // in order
+  };
+
   // Moves every descriptor of `work` and reports each.
   virtual void copy(const Work &work) = 0;
-  // Copies the descriptors. `resolve(desc, &address)` says where the remote bytes are, or why they may not be
-  // touched. `release()` is called before anything is reported, because an owner who waits for the end may release the
-  // region right away; when it returns an error, nothing of `work` counts, and all of it is handed to not_moved().
-  template <class Resolve, class Release>
-  void copy_descs(const Work &work, Resolve resolve, Release release);
+  // Copies the descriptors. `resolve(place, desc, &address)` says where the remote bytes are, or why they may not be
+  // touched; without an address they are left out.
+  template <class Resolve>
+  Moved move_descs(const Work &work, Resolve resolve);
+  // After everything that was held for the copy has been let go: an owner who waits for the end may release the region
+  // right away.
+  void report_moved(const Work &work, const Moved &moved);
   Error refusal(mp_status status) const;
   virtual void not_moved(Work work, const Error &cause) { fail_work({work}, cause); }
   // The link was closed before the transfer came.
@@ -52,41 +60,28 @@ class CopyLink : public Link, public std::enable_shared_from_this<CopyLink> {
   WorkQueue queue_;
 };
 
-template <class Resolve, class Release>
-void CopyLink::copy_descs(const Work &work, Resolve resolve, Release release) {
-  Transfer &transfer = *work.transfer;
-  const uint32_t begin = work.begin, end = work.end;
+template <class Resolve>
+CopyLink::Moved CopyLink::move_descs(const Work &work, Resolve resolve) {
+  const Transfer &transfer = *work.transfer;
   const bool write = transfer.op == MP_WRITE;
   const bool streaming = transfer.bytes >= kStreamingBytes;
-  std::vector<uint64_t> digests(transfer.digest ? end - begin : 0);
-  std::vector<std::pair<uint32_t, mp_status>> failed;
-  for (uint32_t i = begin; i < end; ++i) {
-    const Desc &desc = transfer.descs[i];
+  Moved moved;
+  if (transfer.digest) moved.digests.resize(work.end - work.begin);
+  for (uint32_t place = 0; place < work.end - work.begin; ++place) {
+    const Desc &desc = transfer.descs[work.begin + place];
     uint8_t *remote = nullptr;
-    const mp_status status = resolve(desc, &remote);
-    if (status != MP_OK) {
-      failed.emplace_back(i, status);
-      continue;
-    }
+    const mp_status status = resolve(place, desc, &remote);
+    if (status != MP_OK) moved.failed.emplace_back(place, status);
+    if (status != MP_OK || remote == nullptr) continue;
     uint8_t *to = write ? remote : desc.local;
     const uint8_t *from = write ? desc.local : remote;
     if (transfer.digest) {
-      digests[i - begin] = copy_leaf(to, from, desc.length, streaming);
+      moved.digests[place] = copy_leaf(to, from, desc.length, streaming);
     } else {
       copy_bytes(to, from, desc.length, streaming);
     }
   }
-  if (const Error lost = release()) return not_moved(work, lost);
-  uint32_t at = begin;
-  const auto moved_until = [&](uint32_t until) {
-    if (at < until) transfer.descs_done(at, until, transfer.digest ? digests.data() + (at - begin) : nullptr);
-    at = until + 1;
-  };
-  for (const auto &[index, status] : failed) {
-    moved_until(index);
-    transfer.descs_failed(index, index + 1, refusal(status));
-  }
-  moved_until(end);
+  return moved;
 }
 
 }  // namespace moonpool

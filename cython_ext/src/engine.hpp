@@ -71,7 +71,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void drop_session(const std::shared_ptr<Session> &session);
   // A peer of another engine of this process copies by itself. False when its session has ended.
   bool admit_local(Peer &client, const std::shared_ptr<ServerLane> &lane);
-  // Ends what an engine has here. When it returns without an error nothing that it had begun touches memory.
+  // Ends what an engine has here. Without an error nothing that it began writes memory, and no read of it completes.
   Error fence(const Id128 &incarnation, uint32_t *sessions);
   // Starts it: from here on the engine owns it until it ends.
   void run(const std::shared_ptr<Transfer> &transfer);

@@ -47,16 +47,12 @@ class LocalLink final : public CopyLink {
     }
     const bool write = work.transfer->op == MP_WRITE;
     RequestChecker checker(target->regions);
-    copy_descs(
-        work,
-        [&](const Desc &desc, uint8_t **remote) {
-          return checker.check({desc.key, desc.offset, desc.length}, write, remote);
-        },
-        [&] {
-          checker.reset();
-          copying.end();
-          return Error{};
-        });
+    const Moved moved = move_descs(work, [&](uint32_t, const Desc &desc, uint8_t **remote) {
+      return checker.check({desc.key, desc.offset, desc.length}, write, remote);
+    });
+    checker.reset();
+    copying.end();
+    report_moved(work, moved);
   }
 
   const std::weak_ptr<Engine> target_;

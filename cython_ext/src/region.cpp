@@ -75,12 +75,14 @@ void Region::wait_unserved() {
   unserved_.wait(lock, [this] { return serving_.load() == 0; });
 }
 
-mp_status Region::share(std::shared_ptr<UseTable> table, uint32_t slot, std::shared_ptr<const Fd> *fd) {
+mp_status Region::share(std::shared_ptr<UseTable> table, uint32_t slot, bool may_be_read,
+                        std::shared_ptr<const Fd> *fd) {
   std::lock_guard lock(mutex_);
   if (released()) return MP_REGION_RELEASED;
-  if (memory == nullptr || memory->fd() == nullptr) return MP_TRANSPORT_UNAVAILABLE;
-  *fd = memory->fd();
-  shares_.push_back({std::move(table), slot});
+  if (memory != nullptr) *fd = memory->fd();
+  const bool mapped = *fd != nullptr;
+  if (!mapped && !may_be_read) return MP_TRANSPORT_UNAVAILABLE;
+  shares_.push_back({std::move(table), slot, mapped});
   return MP_OK;
 }
 
@@ -103,6 +105,11 @@ bool Region::stop_sharing(int64_t until) {
   for (const Share &share : shares) share.table->withdraw(share.slot);
   bool quiet = true;
   for (const Share &share : shares) {
+    // A reader harms nothing, and looks at the slot before it believes what it has read.
+    if (!share.mapped) {
+      share.table->abandon(share.slot);
+      continue;
+    }
     quiet = (share.table->wait_unused(share.slot, until) || share.table->abandon(share.slot)) && quiet;
   }
   if (!quiet && !memory->detach()) return false;

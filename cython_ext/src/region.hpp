@@ -66,9 +66,9 @@ class Region {
   // After try_release: returns when nothing serves peers from it any more.
   void wait_unserved();
 
-  // A peer on the same host maps the memory; the table's slot says when it uses it. MP_OK with the descriptor, or why
-  // it cannot.
-  mp_status share(std::shared_ptr<UseTable> table, uint32_t slot, std::shared_ptr<const Fd> *fd);
+  // A peer on the same host maps the memory, or reads it where it lies; the table's slot says when it uses it. MP_OK,
+  // with the descriptor when it can be mapped, or why there is no way.
+  mp_status share(std::shared_ptr<UseTable> table, uint32_t slot, bool may_be_read, std::shared_ptr<const Fd> *fd);
   void unshare(const UseTable &table);
   // Its registrations for RDMA, or nullptr.
   std::shared_ptr<RdmaMemory> rdma() const;
@@ -76,14 +76,16 @@ class Region {
   // Where its first byte is, as far as is known; otherwise -1.
   int numa_node() const { return numa_node_.load(std::memory_order_relaxed); }
   void set_numa_node(int node) { numa_node_.store(node, std::memory_order_relaxed); }
-  // After try_release: returns when no peer copies to or from the memory any more. Those that do not stop until `until`
-  // keep old pages that are not this region's any more. False when there is no memory for new ones.
+  // After try_release: returns when no peer copies to or from the memory any more, or what it reads is void. Those that
+  // do not stop until `until` keep old pages that are not this region's any more. False when there is no memory for new
+  // ones.
   bool stop_sharing(int64_t until);
 
  private:
   struct Share {
     std::shared_ptr<UseTable> table;
     uint32_t slot;
+    bool mapped;
   };
 
   // Part of the counter, so that checking it for 0 and releasing is one step.

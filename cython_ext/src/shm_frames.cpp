@@ -40,7 +40,7 @@ bool well_formed(const CopyRequest &request) {
 }
 
 bool well_formed(const ResponseHeader &header) {
-  if (header.magic != kResponseMagic || header.type < kOpened || header.type > kCopied) return false;
+  if (header.magic != kResponseMagic || header.type < kOpened || header.type > kReadable) return false;
   if (header.status > MP_INTERNAL) return false;
   if (header.type != kCopied) return header.count == 0;
   return header.count <= kDescsPerFrameMax && header.value <= kDescsPerFrameMax;
@@ -77,7 +77,8 @@ Decoded decode_response(std::string_view *in, CopyResponse *out) {
   if (!well_formed(header)) return Decoded::kBad;
   const bool copied = header.type == kCopied;
   const size_t failed = copied ? header.count : 0, digests = copied ? header.value : 0;
-  if (in->size() - sizeof header < failed * sizeof(wire::FailedDesc) + digests * sizeof(uint64_t)) {
+  const size_t addresses = header.type == kReadable ? 1 : 0;
+  if (in->size() - sizeof header < failed * sizeof(wire::FailedDesc) + (digests + addresses) * sizeof(uint64_t)) {
     return Decoded::kMore;
   }
   in->remove_prefix(sizeof header);
@@ -85,6 +86,8 @@ Decoded decode_response(std::string_view *in, CopyResponse *out) {
   take(in, out->failed.data(), failed);
   out->digests.resize(digests);
   take(in, out->digests.data(), digests);
+  out->address = 0;
+  take(in, &out->address, addresses);
   for (size_t i = 0; i < failed; ++i) {
     const wire::FailedDesc &one = out->failed[i];
     const bool ordered = i == 0 || one.desc > out->failed[i - 1].desc;
@@ -102,6 +105,7 @@ void encode(const CopyResponse &response, std::string *out) {
   append(out, &response.header, 1);
   append(out, response.failed.data(), response.failed.size());
   append(out, response.digests.data(), response.digests.size());
+  if (response.header.type == kReadable) append(out, &response.address, 1);
 }
 
 HostIdentity HostIdentity::of_this_process() {

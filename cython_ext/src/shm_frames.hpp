@@ -19,7 +19,7 @@ constexpr uint64_t kBytesPerFrameMax = 64u << 20;
 enum Request : uint8_t {
   kOpen = 1,   // first: proves which process this is. `id`: address of 8 bytes here, `bytes`: their content
   kMap = 2,    // `id`: key of a region
-  kUnmap = 3,  // `id`: key of a region that the client has unmapped. Has no response
+  kUnmap = 3,  // `id`: key of a region that the client reaches by itself no more. Has no response
   kCopy = 4,   // descriptors follow; the owner of the regions copies
 };
 
@@ -46,10 +46,12 @@ struct Desc {
 static_assert(sizeof(Desc) == 32);
 
 enum Response : uint8_t {
-  kOpened =
-      1,  // with the descriptor of the UseTable. `status`: whether the client's memory can be reached; `value`: errno
-  kMapped = 2,  // with the region's descriptor when `status` is MP_OK. `value`: slot, `bytes`: length
-  kCopied = 3,  // `count` FailedDesc, then `value` digests
+  // With the descriptor of the UseTable. `status`: whether the client's memory can be reached; `value`: errno;
+  // `id`: address of 8 bytes there, `bytes`: their content
+  kOpened = 1,
+  kMapped = 2,    // with the region's descriptor when `status` is MP_OK. `value`: slot, `bytes`: length
+  kCopied = 3,    // `count` FailedDesc, then `value` digests
+  kReadable = 4,  // for kMap, when it cannot be mapped: the region's address follows. `value`: slot, `bytes`: length
 };
 
 struct ResponseHeader {
@@ -73,6 +75,7 @@ struct CopyResponse {
   ResponseHeader header;
   std::vector<wire::FailedDesc> failed;  // ordered by desc
   std::vector<uint64_t> digests;         // of every descriptor, 0 for a failed one
+  uint64_t address = 0;
 };
 
 enum class Decoded { kFrame, kMore, kBad };

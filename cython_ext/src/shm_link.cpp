@@ -48,53 +48,10 @@ Work whole(const std::shared_ptr<Transfer> &transfer) {
 
 }  // namespace
 
-// The mapped regions that one slice uses, counted in the table that the peer looks at before it lets go of memory.
-class ShmLink::Uses {
- public:
-  explicit Uses(ShmLink &link) : link_(link) {}
-  ~Uses() { end(); }
-
-  mp_status resolve(const Desc &desc, bool write, uint8_t **address) {
-    if (last_ == nullptr || desc.key != last_key_) {
-      MappedPtr mapped;
-      {
-        std::shared_lock lock(link_.regions_mutex_);
-        const auto it = link_.mapped_.find(desc.key);
-        if (it == link_.mapped_.end()) return MP_REGION_RELEASED;
-        mapped = it->second;
-      }
-      if (!link_.table_->begin_use(mapped->slot)) return MP_REGION_RELEASED;
-      last_ = mapped.get();
-      last_key_ = desc.key;
-      used_.push_back(std::move(mapped));
-    }
-    if (desc.length == 0 || desc.length > last_->length || desc.offset > last_->length - desc.length) {
-      return MP_OUT_OF_RANGE;
-    }
-    if (write && !last_->memory->writable()) return MP_REGION_READ_ONLY;
-    *address = last_->memory->base() + desc.offset;
-    return MP_OK;
-  }
-
-  // False when an owner did not wait for them, because this process was stopped for long.
-  bool end() {
-    bool valid = true;
-    for (const MappedPtr &mapped : used_) valid = link_.table_->end_use(mapped->slot) && valid;
-    used_.clear();
-    last_ = nullptr;
-    return valid;
-  }
-
- private:
-  ShmLink &link_;
-  std::vector<MappedPtr> used_;
-  const Mapped *last_ = nullptr;
-  uint64_t last_key_ = 0;
-};
-
 ShmLink::ShmLink(const std::shared_ptr<Peer> &peer, IoThread &io, Fd fd, Connected connected)
     : CopyLink(peer, "shm"),
       peer_(peer),
+      owner_(OtherProcess::behind(fd.get())),
       io_(io),
       requests_(shm::kDescsPerFrameMax),
       connected_(std::move(connected)),
@@ -124,34 +81,52 @@ void ShmLink::open(int64_t deadline_ns) {
 bool ShmLink::takes(const Transfer &transfer) const {
   if (!usable_.load()) return false;
   if (peer_copies_.load()) return true;
+  return copier_of(keys_of(transfer), transfer.op) != Copier::kPeer;
+}
+
+ShmLink::Copier ShmLink::copier_locked(uint64_t key, mp_op op) const {
+  const auto it = reached_.find(key);
+  if (it == reached_.end()) return refused_.count(key) != 0 ? Copier::kPeer : Copier::kUnknown;
+  if (it->second->memory != nullptr) return Copier::kThisProcess;
+  // A writer that is stopped in the middle could not be kept from writing later.
+  const bool reads = op == MP_READ && it->second->readable.load() && reads_errno_.load() == 0;
+  return reads ? Copier::kThisProcess : Copier::kPeer;
+}
+
+// The peer for all as soon as it is needed for one.
+ShmLink::Copier ShmLink::copier_of(const std::vector<uint64_t> &keys, mp_op op) const {
+  Copier copier = Copier::kThisProcess;
   std::shared_lock lock(regions_mutex_);
-  if (refused_.empty()) return true;
-  return std::none_of(transfer.descs.begin(), transfer.descs.end(),
-                      [&](const Desc &desc) { return refused_.count(desc.key) != 0; });
+  for (const uint64_t key : keys) {
+    const Copier one = copier_locked(key, op);
+    if (one == Copier::kPeer) return one;
+    if (one == Copier::kUnknown) copier = one;
+  }
+  return copier;
 }
 
 std::string ShmLink::shortcoming() const {
   if (!usable_.load()) return {};
+  const int reads_errno = reads_errno_.load();
   if (!peer_copies_.load()) {
-    return "only for memory that the peer's engine allocated: the peer may not reach into this process (" +
-           errno_text(copies_errno_.load()) + ")";
+    return std::string(reads_errno == 0 ? "not for writes to memory that the peer's engine did not allocate"
+                                        : "only for memory that the peer's engine allocated") +
+           ": the peer may not reach into this process (" + errno_text(copies_errno_.load()) + ")";
+  }
+  if (reads_errno != 0) {
+    return "memory that the peer's engine did not allocate is copied by the peer: this process may not read it there "
+           "(" +
+           errno_text(reads_errno) + ")";
   }
   std::shared_lock lock(regions_mutex_);
   return why_not_mapped_.empty() ? "" : "memory that could be mapped is copied by the peer: " + why_not_mapped_;
 }
 
 void ShmLink::submit(const std::shared_ptr<Transfer> &transfer) {
-  size_t mapped = 0, refused = 0;
   const std::vector<uint64_t> keys = keys_of(*transfer);
-  {
-    std::shared_lock lock(regions_mutex_);
-    for (const uint64_t key : keys) {
-      mapped += mapped_.count(key);
-      refused += refused_.count(key);
-    }
-  }
-  if (mapped == keys.size()) return CopyLink::submit(transfer);
-  if (refused > 0) return request(transfer);
+  const Copier copier = copier_of(keys, transfer->op);
+  if (copier == Copier::kThisProcess) return CopyLink::submit(transfer);
+  if (copier == Copier::kPeer) return request(transfer);
   bool ended;
   Todo todo;
   {
@@ -161,8 +136,7 @@ void ShmLink::submit(const std::shared_ptr<Transfer> &transfer) {
       if (waiting_.empty() && sent_.empty()) progress_at_ = now_ns();
       waiting_.push_back({transfer, keys});
       for (const uint64_t key : keys) {
-        std::shared_lock regions(regions_mutex_);
-        if (mapped_.count(key) + refused_.count(key) > 0 || !asked_.insert(key).second) continue;
+        if (copier_of({key}, transfer->op) != Copier::kUnknown || !asked_.insert(key).second) continue;
         send_locked(shm::request_header(shm::kMap, key), nullptr);
       }
       begin_waiting_locked(&todo);  // an answer may have come since we looked
@@ -173,7 +147,7 @@ void ShmLink::submit(const std::shared_ptr<Transfer> &transfer) {
   run(std::move(todo));
 }
 
-// The peer copies: at least one of its regions cannot be mapped here.
+// The peer copies: at least one of its regions cannot be reached from here.
 void ShmLink::request(const std::shared_ptr<Transfer> &transfer) {
   if (!peer_copies_.load()) return go_elsewhere({whole(transfer)}, not_reached());
   if (!requests_.push(transfer, engine_.config.slice_bytes)) return turned_away(transfer);
@@ -201,15 +175,10 @@ void ShmLink::go_elsewhere(std::vector<Work> work, const Error &cause) {
 void ShmLink::adopt(std::vector<Work> work, const Error &cause) {
   // The parts that are left go the way of a transfer of which nothing was begun, because both ways take any part.
   for (Work &one : work) {
-    size_t mapped = 0;
-    const std::vector<uint64_t> keys = keys_of(*one.transfer);
-    {
-      std::shared_lock lock(regions_mutex_);
-      for (const uint64_t key : keys) mapped += mapped_.count(key);
-    }
+    const Copier copier = copier_of(keys_of(*one.transfer), one.transfer->op);
     std::vector<Work> alone;
     alone.push_back(std::move(one));
-    if (mapped == keys.size()) {
+    if (copier == Copier::kThisProcess) {
       CopyLink::adopt(std::move(alone), cause);
     } else if (!peer_copies_.load() || !requests_.push_front(alone.front(), engine_.config.slice_bytes)) {
       go_elsewhere(std::move(alone), cause);
@@ -304,18 +273,18 @@ void ShmLink::wake_waiter_locked() {
 }
 
 void ShmLink::region_gone(uint64_t key) {
-  MappedPtr gone;
+  ReachedPtr gone;
   std::unique_lock lock(regions_mutex_);
   refused_.erase(key);
-  const auto it = mapped_.find(key);
-  if (it == mapped_.end()) return;
+  const auto it = reached_.find(key);
+  if (it == reached_.end()) return;
   gone = std::move(it->second);
-  mapped_.erase(it);
+  reached_.erase(it);
   lock.unlock();
 }
 
-// The last user of a mapping is gone. May be called by any thread, under no lock of this link.
-void ShmLink::unmapped(uint64_t key) {
+// The last user of a region is gone. May be called by any thread, under no lock of this link.
+void ShmLink::let_go(uint64_t key) {
   {
     // There is room again for regions that were refused.
     std::unique_lock regions(regions_mutex_);
@@ -324,27 +293,6 @@ void ShmLink::unmapped(uint64_t key) {
   }
   std::lock_guard lock(mutex_);
   if (!ended_) send_locked(shm::request_header(shm::kUnmap, key), nullptr);
-}
-
-void ShmLink::copy(const Work &work) {
-  const bool write = work.transfer->op == MP_WRITE;
-  Uses uses(*this);
-  copy_descs(
-      work, [&](const Desc &desc, uint8_t **remote) { return uses.resolve(desc, write, remote); },
-      [&] {
-        if (!uses.end()) return refusal(MP_REGION_RELEASED);
-        // The memory outlives its owner, so the copy alone proves nothing.
-        if (!hung_up()) return Error{};
-        usable_.store(false);
-        Error lost = refusal(MP_PEER_LOST);
-        lost.message = "the peer ended while its memory was being used";
-        return lost;
-      });
-}
-
-bool ShmLink::hung_up() const {
-  pollfd one{fd(), POLLRDHUP, 0};
-  return poll(&one, 1, 0) > 0 && (one.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
 }
 
 void ShmLink::run(Todo todo) {
@@ -360,8 +308,8 @@ void ShmLink::run(Todo todo) {
     if (connected != nullptr) connected(self(), {});
   }
   // The answer and the news that the region is gone come over different sockets, in any order.
-  if (const std::shared_ptr<Peer> peer = todo.mapped.empty() ? nullptr : peer_.lock()) {
-    for (const uint64_t key : todo.mapped) {
+  if (const std::shared_ptr<Peer> peer = todo.reached.empty() ? nullptr : peer_.lock()) {
+    for (const uint64_t key : todo.reached) {
       if (!peer->knows(key)) region_gone(key);
     }
   }
@@ -410,7 +358,7 @@ void ShmLink::report(const Work &work, const shm::CopyResponse &response) {
 
 Error ShmLink::not_reached() const {
   Error error = refusal(MP_TRANSPORT_UNAVAILABLE);
-  error.message = "memory that cannot be mapped is copied by the peer, who may not reach into this process";
+  error.message = "memory that cannot be reached from here is copied by the peer, who may not reach into this process";
   error.hint =
       "let the engine allocate the memory, allow \"tcp\", or run both as a user who may trace the other "
       "(kernel.yama.ptrace_scope)";

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shm transport, requesting side. Memory that the peer allocated is mapped once, and this process copies by itself;
-// other memory is copied by the peer, who owns and checks it, straight to and from this process.
+// The shm transport, requesting side. Memory that the peer allocated is mapped once, and this process copies by itself.
+// Other memory it reads where it lies; what is written there is copied by the peer, who owns and checks it, straight
+// from this process.
 #pragma once
 
 #include <atomic>
@@ -17,6 +18,7 @@
 
 #include "copy_link.hpp"
 #include "io_thread.hpp"
+#include "other_process.hpp"
 #include "shm_frames.hpp"
 #include "shm_table.hpp"
 
@@ -39,19 +41,24 @@ class ShmLink final : public CopyLink, public Handler {
   void shutdown(const Error &cause, bool settled) override;
 
  private:
-  // A region of the peer in this process. When the last copy is over and the region is gone, the peer is told.
-  struct Mapped {
-    std::shared_ptr<Mapping> memory;
+  // A region of the peer that this process reaches by itself. When the last copy is over and the region is gone, the
+  // peer is told.
+  struct Reached {
+    std::shared_ptr<Mapping> memory;  // nullptr: it is only read, where it lies
+    uint64_t address;                 // in the peer's process, when it is not mapped
     uint64_t length;
     uint32_t slot;
+    std::atomic<bool> readable{true};  // as far as is known
   };
-  using MappedPtr = std::shared_ptr<const Mapped>;
+  using ReachedPtr = std::shared_ptr<Reached>;
+  // Who copies to or from a region: kUnknown before the peer has been asked.
+  enum class Copier { kUnknown, kThisProcess, kPeer };
   // What a step under the lock leaves to do without it: everything that calls transfers or the peer.
   struct Todo {
     std::vector<std::pair<Work, shm::CopyResponse>> copied;
     std::vector<std::shared_ptr<Transfer>> begin;
     std::vector<Work> stopped;
-    std::vector<uint64_t> mapped;  // keys
+    std::vector<uint64_t> reached;  // keys
     bool opened = false;
     Error fault;
     bool peer_gone = false;
@@ -75,6 +82,9 @@ class ShmLink final : public CopyLink, public Handler {
   void go_elsewhere(std::vector<Work> work, const Error &cause);
   Error not_reached() const;
   void copy(const Work &work) override;
+  void not_read(const Work &work, const OtherProcess::ReadFault &fault);
+  Copier copier_locked(uint64_t key, mp_op op) const;
+  Copier copier_of(const std::vector<uint64_t> &keys, mp_op op) const;
   void on_events(uint32_t events) override;
 
   Todo drive();
@@ -83,7 +93,8 @@ class ShmLink final : public CopyLink, public Handler {
   void parse_locked(Todo *todo);
   bool handle_locked(shm::CopyResponse response, Todo *todo);
   bool on_opened_locked(const shm::CopyResponse &response, Todo *todo);
-  bool on_mapped_locked(const shm::CopyResponse &response, Todo *todo);
+  bool on_reached_locked(const shm::CopyResponse &response, Todo *todo);
+  void remember_locked(const shm::CopyResponse &response, std::shared_ptr<Mapping> memory, Todo *todo);
   bool on_copied_locked(shm::CopyResponse response, Todo *todo);
   void begin_waiting_locked(Todo *todo);
   void send_locked(const shm::RequestHeader &header, const shm::Desc *descs);
@@ -103,14 +114,17 @@ class ShmLink final : public CopyLink, public Handler {
   void broken(const Error &cause, bool peer_gone);
   bool settle(int64_t until);
   bool hung_up() const;
-  void unmapped(uint64_t key);
+  void let_go(uint64_t key);
 
   const std::weak_ptr<Peer> peer_;
+  const OtherProcess owner_;
+  OtherProcess::Proof owner_proof_;  // there before any region is
   IoThread &io_;
   WorkQueue requests_;  // what the peer copies
   std::atomic<bool> usable_{false};
   std::atomic<bool> peer_copies_{false};
   std::atomic<int> copies_errno_{EPERM};  // why not
+  std::atomic<int> reads_errno_{EPERM};   // why this process may not read the peer's memory, 0 when it may
 
   mutable std::mutex mutex_;
   Connected connected_;
@@ -131,7 +145,7 @@ class ShmLink final : public CopyLink, public Handler {
   bool progress_watched_ = false;
 
   mutable std::shared_mutex regions_mutex_;
-  std::unordered_map<uint64_t, MappedPtr> mapped_;
+  std::unordered_map<uint64_t, ReachedPtr> reached_;
   std::unordered_set<uint64_t> refused_;  // that the peer copies
   std::string why_not_mapped_;            // the first of them that could have been mapped
 };

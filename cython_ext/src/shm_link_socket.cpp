@@ -103,7 +103,8 @@ bool ShmLink::handle_locked(shm::CopyResponse response, Todo *todo) {
       todo->opened = true;
       return on_opened_locked(response, todo);
     case shm::kMapped:
-      if (!on_mapped_locked(response, todo)) return false;
+    case shm::kReadable:
+      if (!on_reached_locked(response, todo)) return false;
       begin_waiting_locked(todo);
       return true;
     default:
@@ -119,6 +120,8 @@ bool ShmLink::on_opened_locked(const shm::CopyResponse &response, Todo *todo) {
   table_ = UseTable::open(fd, &why_not);
   peer_copies_.store(response.header.status == MP_OK);
   copies_errno_.store(static_cast<int>(response.header.value));
+  owner_proof_ = {response.header.id, response.header.bytes};
+  reads_errno_.store(owner_ ? owner_.prove(owner_proof_) : EPERM);
   usable_.store(table_ != nullptr);
   if (table_ == nullptr) {
     todo->fault = make_error(MP_NO_MEMORY, "the table that says which memory is in use cannot be mapped",
@@ -128,37 +131,54 @@ bool ShmLink::on_opened_locked(const shm::CopyResponse &response, Todo *todo) {
   return true;
 }
 
-bool ShmLink::on_mapped_locked(const shm::CopyResponse &response, Todo *todo) {
-  const uint64_t key = response.header.id;
-  if (asked_.erase(key) == 0) return false;
-  std::shared_ptr<Mapping> memory;
-  std::string why_not = response.header.status == MP_LIMIT ? "the peer shares no more of it with this process" : "";
-  if (response.header.status == MP_OK) {
-    if (fds_.empty() || response.header.value >= UseTable::kSlots) return false;
-    const Fd fd = std::move(fds_.front());
-    fds_.pop_front();
-    memory = Mapping::open(fd, response.header.bytes, &why_not);
-    if (memory == nullptr) send_locked(shm::request_header(shm::kUnmap, key), nullptr);
-  }
-  std::unique_lock lock(regions_mutex_);
-  if (memory == nullptr) {
-    engine_.stats.regions_not_mapped.fetch_add(1);
-    // Forgetting costs another question.
-    if (refused_.size() >= kRefusedMax) refused_.clear();
-    refused_.insert(key);
-    if (why_not_mapped_.empty()) why_not_mapped_ = std::move(why_not);
+bool ShmLink::on_reached_locked(const shm::CopyResponse &response, Todo *todo) {
+  const shm::ResponseHeader &header = response.header;
+  if (asked_.erase(header.id) == 0) return false;
+  const bool lies_there = header.type == shm::kReadable;
+  if (header.status == MP_OK && header.value >= UseTable::kSlots) return false;
+  if (lies_there) {
+    if (header.status != MP_OK || response.address > UINT64_MAX - header.bytes) return false;
+    remember_locked(response, nullptr, todo);
     return true;
   }
-  todo->mapped.push_back(key);
-  engine_.stats.regions_mapped.fetch_add(1);
-  mapped_[key] = MappedPtr(new Mapped{std::move(memory), response.header.bytes, response.header.value},
-                           [weak = weak_from_this(), key, &stats = engine_.stats](const Mapped *mapped) {
-                             delete mapped;
-                             stats.regions_mapped.fetch_sub(1);
-                             const auto link = std::static_pointer_cast<ShmLink>(weak.lock());
-                             if (link != nullptr) link->unmapped(key);
-                           });
+  std::shared_ptr<Mapping> memory;
+  std::string why_not = header.status == MP_LIMIT ? "the peer shares no more of it with this process" : "";
+  if (header.status == MP_OK) {
+    if (fds_.empty()) return false;
+    const Fd fd = std::move(fds_.front());
+    fds_.pop_front();
+    memory = Mapping::open(fd, header.bytes, &why_not);
+    if (memory == nullptr) send_locked(shm::request_header(shm::kUnmap, header.id), nullptr);
+  }
+  if (memory != nullptr) {
+    remember_locked(response, std::move(memory), todo);
+    return true;
+  }
+  engine_.stats.regions_not_mapped.fetch_add(1);
+  std::unique_lock lock(regions_mutex_);
+  // Forgetting costs another question.
+  if (refused_.size() >= kRefusedMax) refused_.clear();
+  refused_.insert(header.id);
+  if (why_not_mapped_.empty()) why_not_mapped_ = std::move(why_not);
   return true;
+}
+
+void ShmLink::remember_locked(const shm::CopyResponse &response, std::shared_ptr<Mapping> memory, Todo *todo) {
+  const uint64_t key = response.header.id;
+  if (memory != nullptr) {
+    engine_.stats.regions_mapped.fetch_add(1);
+  } else {
+    engine_.stats.regions_not_mapped.fetch_add(1);
+  }
+  auto *reached = new Reached{std::move(memory), response.address, response.header.bytes, response.header.value};
+  const auto end = [weak = weak_from_this(), key, &stats = engine_.stats](const Reached *one) {
+    if (one->memory != nullptr) stats.regions_mapped.fetch_sub(1);
+    delete one;
+    if (const auto link = std::static_pointer_cast<ShmLink>(weak.lock())) link->let_go(key);
+  };
+  todo->reached.push_back(key);
+  std::unique_lock lock(regions_mutex_);
+  reached_[key] = ReachedPtr(reached, end);
 }
 
 bool ShmLink::on_copied_locked(shm::CopyResponse response, Todo *todo) {
@@ -179,7 +199,7 @@ void ShmLink::begin_waiting_locked(Todo *todo) {
   std::erase_if(waiting_, [&](Waiting &one) {
     for (; !one.keys.empty(); one.keys.pop_back()) {
       const uint64_t key = one.keys.back();
-      if (mapped_.count(key) + refused_.count(key) == 0 && asked_.count(key) != 0) return false;
+      if (copier_locked(key, one.transfer->op) == Copier::kUnknown && asked_.count(key) != 0) return false;
     }
     todo->begin.push_back(std::move(one.transfer));
     return true;

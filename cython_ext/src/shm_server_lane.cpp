@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "shm_server_lane.hpp"
 
-#include <poll.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/uio.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -25,28 +22,14 @@ constexpr size_t kReceiveBytes = 64 * 1024;
 constexpr size_t kSendBytes = 64 * 1024;
 constexpr int kRequestsPerTurn = 8;
 constexpr unsigned kHeldMax = 4;
+// Being mapped gains more than being read.
+constexpr size_t kKeptForMappings = UseTable::kSlots / 2;
 
 // The descriptors of one request that passed their check, as both sides of a process_vm call.
 struct Pieces {
   std::vector<iovec> ours, theirs;
   std::vector<uint32_t> desc;
 };
-
-// The client's process, if it is on the other side of a Unix socket and runs as the same user.
-pid_t client_of(int fd) {
-  ucred who{};
-  socklen_t size = sizeof who;
-  int domain = 0;
-  socklen_t domain_size = sizeof domain;
-  if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &domain_size) != 0 || domain != AF_UNIX) return -1;
-  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &size) != 0 || who.uid != geteuid() || who.pid <= 0) return -1;
-  return who.pid;
-}
-
-bool exited(const Fd &pidfd) {
-  pollfd one{pidfd.get(), POLLIN, 0};
-  return poll(&one, 1, 0) > 0;
-}
 
 }  // namespace
 
@@ -64,11 +47,10 @@ ShmServerLane::~ShmServerLane() {
 void ShmServerLane::start() {
   std::unique_lock lock(mutex_);
   if (closed_) return;
-  pid_ = client_of(fd());
-  if (pid_ > 0) pidfd_ = Fd(static_cast<int>(syscall(SYS_pidfd_open, pid_, 0)));
+  client_ = OtherProcess::behind(fd());
   for (uint32_t slot = UseTable::kSlots; slot > 0; --slot) free_slots_.push_back(slot - 1);
   watched_ = EPOLLIN;
-  if (pid_ <= 0 || io_.add(shared_from_this(), watched_)) {
+  if (!client_ || io_.add(shared_from_this(), watched_)) {
     close_locked(lock);
     end_locked();
   }
@@ -85,15 +67,21 @@ void ShmServerLane::close() {
 }
 
 bool ShmServerLane::settle(int64_t until) {
-  std::vector<uint32_t> slots;
+  std::vector<Shared> shared;
   std::shared_ptr<UseTable> table;
   {
     std::lock_guard lock(mutex_);
-    for (const auto &entry : shared_) slots.push_back(entry.second.slot);
+    for (const auto &entry : shared_) shared.push_back(entry.second);
     table = table_;
   }
-  for (const uint32_t slot : slots) table->withdraw(slot);
-  return std::all_of(slots.begin(), slots.end(), [&](uint32_t slot) { return table->wait_unused(slot, until); });
+  for (const Shared &one : shared) table->withdraw(one.slot);
+  bool quiet = true;
+  for (const Shared &one : shared) {
+    // What the client only reads is not waited for, because it will believe none of it.
+    if (!one.mapped) table->abandon(one.slot);
+    quiet = (!one.mapped || table->wait_unused(one.slot, until)) && quiet;
+  }
+  return quiet;
 }
 
 void ShmServerLane::close_locked(std::unique_lock<std::mutex> &lock) {
@@ -113,7 +101,6 @@ void ShmServerLane::end_locked() {
   ended_ = true;
   io_.remove(*this);
   fd_.reset();
-  pidfd_.reset();
   for (auto &entry : shared_) {
     if (const auto region = entry.second.region.lock()) region->unshare(*table_);
   }
@@ -193,18 +180,14 @@ void ShmServerLane::open_client_locked(const shm::RequestHeader &request) {
   table_ = UseTable::make(table_fd.get());
   if (table_ == nullptr) return;
   // The bytes that the client named prove that this is the process on the other side, and that it lets us.
-  uint64_t seen = 0;
-  iovec ours{&seen, sizeof seen}, theirs{reinterpret_cast<void *>(request.id), sizeof seen};
-  int err = 0;
-  if (process_vm_readv(pid_, &ours, 1, &theirs, 1, 0) != sizeof seen) {
-    err = errno;
-  } else if (seen != request.bytes || !pidfd_ || exited(pidfd_)) {
-    err = ESRCH;
-  }
+  const int err = client_.prove({request.id, request.bytes});
   shm::CopyResponse response{};
   response.header.type = shm::kOpened;
   response.header.status = err == 0 ? MP_OK : MP_TRANSPORT_UNAVAILABLE;
   response.header.value = static_cast<uint32_t>(err);
+  // And the same the other way round.
+  response.header.id = table_->proof().address;
+  response.header.bytes = table_->proof().content;
   respond_locked(response, std::move(table_fd));
 }
 
@@ -224,12 +207,16 @@ void ShmServerLane::map_locked(uint64_t key) {
   } else {
     const uint32_t slot = free_slots_.back();
     table_->reset(slot);
-    status = region->share(table_, slot, &fd);
+    status = region->share(table_, slot, free_slots_.size() > kKeptForMappings, &fd);
     if (status == MP_OK) {
       free_slots_.pop_back();
-      shared_.emplace(key, Shared{region, slot});
+      shared_.emplace(key, Shared{region, slot, fd != nullptr});
       response.header.value = slot;
       response.header.bytes = region->length;
+      if (fd == nullptr) {
+        response.header.type = shm::kReadable;
+        response.address = reinterpret_cast<uintptr_t>(region->base);
+      }
     }
   }
   response.header.status = static_cast<uint8_t>(status);
@@ -388,8 +375,8 @@ bool ShmServerLane::copy(const shm::CopyRequest &request, shm::CopyResponse *ans
     for (uint64_t bytes = 0; at + n < pieces.desc.size() && (!digest || bytes < kDigestLeafBytes); ++n) {
       bytes += pieces.ours[at + n].iov_len;
     }
-    const ssize_t got = write ? process_vm_readv(pid_, &pieces.ours[at], n, &pieces.theirs[at], n, 0)
-                              : process_vm_writev(pid_, &pieces.ours[at], n, &pieces.theirs[at], n, 0);
+    const ssize_t got = write ? process_vm_readv(client_.pid(), &pieces.ours[at], n, &pieces.theirs[at], n, 0)
+                              : process_vm_writev(client_.pid(), &pieces.ours[at], n, &pieces.theirs[at], n, 0);
     const int err = got < 0 ? errno : 0;
     auto left = static_cast<uint64_t>(got < 0 ? 0 : got);
     for (; n > 0 && left >= pieces.ours[at].iov_len; --n, ++at) {
@@ -408,7 +395,7 @@ bool ShmServerLane::copy(const shm::CopyRequest &request, shm::CopyResponse *ans
   }
   table_->end_service();
   // The number could have been given to another process meanwhile; then the bytes were not the client's.
-  if (exited(pidfd_)) return false;
+  if (client_.exited()) return false;
   checker.reset();
   std::sort(response.failed.begin(), response.failed.end(),
             [](const auto &a, const auto &b) { return a.desc < b.desc; });

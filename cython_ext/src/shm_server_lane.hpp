@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The owner's side of a same-host connection: hands out descriptors of memory that can be mapped, and copies between
-// its other regions and the client's memory.
+// The owner's side of a same-host connection: hands out descriptors of memory that can be mapped, says where the rest
+// can be read, and copies between that and the client's memory when it is asked to.
 #pragma once
-
-#include <sys/types.h>
 
 #include <condition_variable>
 #include <deque>
@@ -14,6 +12,7 @@
 #include <vector>
 
 #include "io_thread.hpp"
+#include "other_process.hpp"
 #include "region.hpp"
 #include "server_lane.hpp"
 #include "shm_frames.hpp"
@@ -44,6 +43,7 @@ class ShmServerLane final : public Handler, public ServerLane, public std::enabl
   struct Shared {
     std::weak_ptr<Region> region;  // its memory goes with its owner's last handle, whatever the client keeps
     uint32_t slot;
+    bool mapped;
   };
 
   void on_events(uint32_t events) override;
@@ -74,8 +74,7 @@ class ShmServerLane final : public Handler, public ServerLane, public std::enabl
   std::deque<Outgoing> out_;
   unsigned held_ = 0;  // answers in out_ that wait for more
   std::shared_ptr<UseTable> table_;
-  pid_t pid_ = -1;  // of the client
-  Fd pidfd_;
+  OtherProcess client_;
   std::unordered_map<uint64_t, Shared> shared_;
   std::vector<uint32_t> free_slots_;
   std::deque<shm::CopyRequest> pending_;

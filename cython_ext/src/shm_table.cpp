@@ -32,7 +32,9 @@ std::shared_ptr<UseTable> UseTable::make(Fd *fd) {
   }
   std::string why_not;
   auto table = open(file, &why_not);
-  if (table != nullptr) *fd = std::move(file);
+  if (table == nullptr) return nullptr;
+  table->page_->proof = random_u64();
+  *fd = std::move(file);
   return table;
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The page or two that both ends of a same-host connection share: which mapped regions the client is copying to or
-// from, and whether the owner is copying to or from the client's memory. With it each side knows, even of one that is
-// stopped, that it touches nothing any more.
+// The page or two that both ends of a same-host connection share: which regions the client is copying to or from by
+// itself, and whether the owner is copying to or from the client's memory. With it each side knows, even of one that is
+// stopped, that it touches nothing any more, or that it will not believe what it reads.
 #pragma once
 
 #include <atomic>
@@ -10,12 +10,13 @@
 #include <string>
 
 #include "memory.hpp"
+#include "other_process.hpp"
 
 namespace moonpool {
 
 class UseTable {
  public:
-  // Regions of one peer that can be mapped at the same time. More are reached without mapping them.
+  // Regions of one peer that a client can reach by itself at the same time. More are copied by their owner.
   static constexpr uint32_t kSlots = 4096;
 
   // By the owner of the regions; `fd` is for the client.
@@ -23,7 +24,11 @@ class UseTable {
   // By the client.
   static std::shared_ptr<UseTable> open(const Fd &fd, std::string *why_not);
 
-  // ---- a slot is one region that is mapped by the client
+  // Of the process that calls it, if that is the owner. It is where the owner has the table, which a forked child and
+  // another program in the same process do not have.
+  OtherProcess::Proof proof() const { return {reinterpret_cast<uintptr_t>(&page_->proof), page_->proof}; }
+
+  // ---- a slot is one region that the client reaches by itself
   void reset(uint32_t slot) { word(slot).store(0); }
   // The client, around each copy. False: the region was withdrawn, hands off.
   bool begin_use(uint32_t slot);
@@ -54,6 +59,7 @@ class UseTable {
   struct Page {
     alignas(64) std::atomic<uint32_t> revoked;
     std::atomic<uint32_t> services;
+    uint64_t proof;
     Slot slots[kSlots];
   };
   static_assert(std::atomic<uint32_t>::is_always_lock_free, "shared between processes");

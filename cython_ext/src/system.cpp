@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "system.hpp"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <sys/random.h>
@@ -9,6 +10,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <mutex>
 
@@ -98,6 +100,16 @@ unsigned cpu_count() {
   if (sched_getaffinity(0, sizeof set, &set) == 0) return static_cast<unsigned>(CPU_COUNT(&set));
   const long n = sysconf(_SC_NPROCESSORS_ONLN);
   return n > 0 ? static_cast<unsigned>(n) : 1;
+}
+
+unsigned idle_cpus() {
+  // Three averages, then what runs or wants to, this thread among it (proc_loadavg(5)).
+  Fd file(open("/proc/loadavg", O_RDONLY | O_CLOEXEC));
+  char text[128] = {};
+  unsigned running = 0;
+  if (!file || read(file.get(), text, sizeof text - 1) <= 0 || sscanf(text, "%*f %*f %*f %u", &running) != 1) return 0;
+  const long online = sysconf(_SC_NPROCESSORS_ONLN);
+  return online > static_cast<long>(running) ? static_cast<unsigned>(online) - running : 0;
 }
 
 }  // namespace moonpool

@@ -68,6 +68,8 @@ class Fd {
 };
 
 unsigned cpu_count();
+// Cores of this host for which the kernel has nothing to run at this moment; 0 where it does not say.
+unsigned idle_cpus();
 // The NUMA node of the page at `address`; -1 when it has none yet, or the kernel does not say.
 int numa_node_of(const void *address);
 

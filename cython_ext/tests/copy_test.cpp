@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "digest.hpp"
 #include "support.hpp"
@@ -157,6 +158,60 @@ TEST_P(Copy, TheDigestIsThatOfTheBytesPutDownWhateverHappensToTheSource) {
   waitpid(scribbler, nullptr, 0);
   munmap(shared, kDigestLeafBytes);
   RecordProperty("copies_of_a_source_that_changed", mixed);
+}
+
+// Enough for several threads.
+TEST(CopyBatch, ManyRangesLandWhereTheyBelongAndNowhereElse) {
+  constexpr size_t kRange = 24'001, kCount = 1500;
+  const Bytes source = random_data(kRange * kCount, 6);
+  const Guarded target(kCount * (kRange + 3));
+  target.fill(0xa5);
+  std::vector<int64_t> order(kCount), to, from;
+  std::iota(order.begin(), order.end(), 0);
+  std::shuffle(order.begin(), order.end(), std::mt19937(7));
+  for (size_t i = 0; i < kCount; ++i) {
+    to.push_back(order[i] * int64_t{kRange + 3} + 1);
+    from.push_back(static_cast<int64_t>(i * kRange));
+  }
+  const int64_t length = kRange;
+  size_t bad = 99;
+  ASSERT_EQ(mp_copy_batch(target.begin(), target.size(), to.data(), 1, source.data(), source.size(), from.data(), 1,
+                          &length, 0, kCount, &bad),
+            MP_OK);
+  Bytes wanted(target.size(), 0xa5);
+  for (size_t i = 0; i < kCount; ++i) std::copy_n(&source[i * kRange], kRange, &wanted[static_cast<size_t>(to[i])]);
+  EXPECT_EQ(std::memcmp(target.begin(), wanted.data(), wanted.size()), 0);
+}
+
+TEST(CopyBatch, OneRangeOfSeveralTurns) {
+  const Bytes source = random_data((13u << 20) + 77, 8);
+  Bytes target(source.size() + 64, 0xa5);
+  const int64_t to = 33, from = 0, length = static_cast<int64_t>(source.size());
+  size_t bad = 99;
+  ASSERT_EQ(
+      mp_copy_batch(target.data(), target.size(), &to, 0, source.data(), source.size(), &from, 0, &length, 0, 1, &bad),
+      MP_OK);
+  EXPECT_EQ(std::memcmp(&target[33], source.data(), source.size()), 0);
+  EXPECT_EQ(target[32], 0xa5);
+  EXPECT_EQ(target[33 + source.size()], 0xa5);
+}
+
+// A range may carry on what the one before has brought.
+TEST(CopyBatch, WithinOneMemoryInTheOrderOfTheRanges) {
+  constexpr size_t kRange = 1u << 20, kCount = 12;
+  Bytes memory = random_data((kCount + 1) * kRange, 9);
+  const Bytes first(memory.begin(), memory.begin() + kRange);
+  std::vector<int64_t> to, from;
+  for (size_t i = 0; i < kCount; ++i) {
+    from.push_back(static_cast<int64_t>(i * kRange));
+    to.push_back(static_cast<int64_t>((i + 1) * kRange));
+  }
+  const int64_t length = kRange;
+  size_t bad = 99;
+  ASSERT_EQ(mp_copy_batch(memory.data(), memory.size(), to.data(), 1, memory.data(), memory.size(), from.data(), 1,
+                          &length, 0, kCount, &bad),
+            MP_OK);
+  EXPECT_EQ(std::memcmp(&memory[kCount * kRange], first.data(), kRange), 0);
 }
 
 }  // namespace

@@ -118,6 +118,106 @@ TEST(Digest, WholesFromTheDigestsOfTheirLeaves) {
   EXPECT_EQ(mp_combine_batch(table.data(), table.size(), offsets, 1, &outside, 0, 2, digests, &bad), MP_OUT_OF_RANGE);
 }
 
+// Wholes that lie in ranges of several memories, cut at random.
+class Scattered {
+ public:
+  Scattered(const std::vector<Bytes> &wholes, uint32_t seed, uint64_t cut_max) {
+    std::mt19937_64 random(seed);
+    memories_.resize(3);
+    for (const Bytes &whole : wholes) {
+      const size_t before = lengths.size();
+      for (uint64_t at = 0; at < whole.size();) {
+        const uint64_t length = random() % 20 == 0 ? 0 : std::min<uint64_t>(1 + random() % cut_max, whole.size() - at);
+        const size_t memory = random() % memories_.size();
+        Bytes &bytes = memories_[memory];
+        bytes.resize(bytes.size() + random() % 3, 0xee);  // at any address
+        which.push_back(static_cast<int64_t>(memory));
+        offsets.push_back(static_cast<int64_t>(bytes.size()));
+        lengths.push_back(static_cast<int64_t>(length));
+        const auto from = whole.begin() + static_cast<ptrdiff_t>(at);
+        bytes.insert(bytes.end(), from, from + static_cast<ptrdiff_t>(length));
+        at += length;
+      }
+      counts.push_back(static_cast<int64_t>(lengths.size() - before));
+    }
+  }
+  mp_status digest(std::vector<uint64_t> *digests, size_t *bad) {
+    std::vector<mp_memory> memories;
+    for (const Bytes &bytes : memories_) memories.push_back({bytes.data(), bytes.size()});
+    digests->assign(counts.size(), 7);
+    return mp_digest_joined(memories.data(), memories.size(), which.data(), 1, offsets.data(), 1, lengths.data(), 1,
+                            lengths.size(), counts.data(), 1, counts.size(), digests->data(), bad);
+  }
+
+  std::vector<int64_t> which, offsets, lengths, counts;
+
+ private:
+  std::vector<Bytes> memories_;
+};
+
+TEST(Digest, OfPiecesIsThatOfTheBytesTogetherHoweverTheyAreCut) {
+  for (uint32_t seed = 1; seed <= 12; ++seed) {
+    std::mt19937 random(seed);
+    std::vector<Bytes> wholes;
+    for (int i = 0; i < 6; ++i) {
+      const int64_t near =
+          static_cast<int64_t>(random() % 4 * kDigestLeafBytes) + static_cast<int64_t>(random() % 5) - 2;
+      wholes.push_back(random_data(static_cast<size_t>(std::max<int64_t>(near, 0)), seed * 10));
+    }
+    for (const uint64_t cut_max : {uint64_t{90}, uint64_t{5000}, 2 * kDigestLeafBytes}) {
+      Scattered scattered(wholes, seed, cut_max);
+      std::vector<uint64_t> digests;
+      size_t bad = 99;
+      ASSERT_EQ(scattered.digest(&digests, &bad), MP_OK);
+      for (size_t i = 0; i < wholes.size(); ++i) {
+        EXPECT_EQ(digests[i], mp_digest(wholes[i].data(), wholes[i].size()))
+            << wholes[i].size() << " bytes, cut at " << cut_max << ", seed " << seed;
+      }
+    }
+  }
+}
+
+TEST(Digest, OfManyPiecesOnSeveralThreads) {
+  const std::vector<Bytes> wholes{random_data(20u << 20, 1), random_data(33, 2), random_data((9u << 20) + 5, 3)};
+  Scattered scattered(wholes, 4, 40'000);
+  std::vector<uint64_t> digests;
+  size_t bad = 99;
+  ASSERT_EQ(scattered.digest(&digests, &bad), MP_OK);
+  for (size_t i = 0; i < wholes.size(); ++i) EXPECT_EQ(digests[i], mp_digest(wholes[i].data(), wholes[i].size())) << i;
+}
+
+TEST(Digest, PiecesThatAreNotThereAreRefusedAsAWhole) {
+  const std::vector<Bytes> wholes{random_data(300, 1), random_data(300, 2)};
+  std::vector<uint64_t> digests;
+  size_t bad = 99;
+  const auto spoilt = [&](auto spoil) {
+    Scattered scattered(wholes, 3, 50);
+    spoil(&scattered);
+    bad = 99;
+    const mp_status status = scattered.digest(&digests, &bad);
+    EXPECT_TRUE(std::all_of(digests.begin(), digests.end(), [](uint64_t one) { return one == 7; }));
+    return status;
+  };
+  for (const int64_t wrong : {int64_t{-1}, int64_t{3}, INT64_MAX, INT64_MIN}) {
+    EXPECT_EQ(spoilt([wrong](Scattered *one) { one->which[2] = wrong; }), MP_OUT_OF_RANGE);
+    EXPECT_EQ(bad, 2u);
+  }
+  for (const int64_t wrong : {int64_t{-1}, int64_t{601}, INT64_MAX, INT64_MIN}) {
+    EXPECT_EQ(spoilt([wrong](Scattered *one) { one->offsets[1] = wrong; }), MP_OUT_OF_RANGE);
+    EXPECT_EQ(bad, 1u);
+    EXPECT_EQ(spoilt([wrong](Scattered *one) { one->lengths[1] = wrong; }), MP_OUT_OF_RANGE);
+    EXPECT_EQ(bad, 1u);
+  }
+  for (const int64_t wrong : {int64_t{-1}, int64_t{1000}, INT64_MAX, INT64_MIN}) {
+    EXPECT_EQ(spoilt([wrong](Scattered *one) { one->counts[0] = wrong; }), MP_INVALID_ARGUMENT);
+    EXPECT_EQ(bad, 0u);
+  }
+  EXPECT_EQ(spoilt([](Scattered *one) { ++one->counts[1]; }), MP_INVALID_ARGUMENT);
+  EXPECT_EQ(bad, 1u);
+  EXPECT_EQ(spoilt([](Scattered *one) { --one->counts[1]; }), MP_INVALID_ARGUMENT);
+  EXPECT_EQ(bad, 2u);
+}
+
 TEST(Digest, AnyFlippedByteChangesIt) {
   Bytes data = random_data(kDigestLeafBytes + 5000, 7);
   const uint64_t good = mp_digest(data.data(), data.size());

@@ -136,7 +136,13 @@ TEST_F(EngineShmRaw, MappingIsAnsweredForEveryKindOfKey) {
   ASSERT_TRUE(client_.map(key("mapped"), &other));
   EXPECT_EQ(other.status, MP_TRANSPORT_UNAVAILABLE) << "one mapping of a region at a time";
   ASSERT_TRUE(client_.map(key("copied"), &other));
-  EXPECT_EQ(other.status, MP_TRANSPORT_UNAVAILABLE);
+  EXPECT_EQ(other.status, MP_OK);
+  EXPECT_EQ(other.memory, nullptr);
+  EXPECT_EQ(other.address, address_of(memory_.data()));
+  EXPECT_EQ(other.length, kBytes);
+  EXPECT_NE(other.slot, mapped.slot);
+  ASSERT_TRUE(client_.map(key("copied"), &other));
+  EXPECT_EQ(other.status, MP_TRANSPORT_UNAVAILABLE) << "once at a time";
   ASSERT_TRUE(client_.map(12345, &other));
   EXPECT_EQ(other.status, MP_REGION_UNKNOWN);
   // Given back, even twice and even what was never had, it can be had again.
@@ -365,6 +371,58 @@ TEST_F(EngineShmStuck, InManyRegionsHoldsAnEngineUpOnlyOnce) {
   EXPECT_TRUE(in_time) << "400 ms for each of " << kRegions << " regions";
   // So that a test that failed ends.
   for (const RawShmClient::Mapped &one : mapped) client.table().end_use(one.slot);
+}
+
+// A client that has begun to read memory that was only registered. The patience is longer than a test may take.
+class EngineShmReads : public EngineShmRaw {
+ protected:
+  EngineShmReads() : EngineShmRaw(static_cast<uint32_t>(10 * kPatienceNs / kMillisecond)) {}
+  void SetUp() override {
+    EngineShmRaw::SetUp();
+    ASSERT_TRUE(client_.map(key("copied"), &lent_));
+    ASSERT_EQ(lent_.status, MP_OK);
+    ASSERT_TRUE(client_.table().begin_use(lent_.slot));
+    ASSERT_TRUE(client_.table().begin_use(lent_.slot)) << "two of its threads";
+  }
+
+  RawShmClient::Mapped lent_;
+};
+
+TEST_F(EngineShmReads, AndIsNotWaitedForButTold) {
+  auto releasing = std::async(std::launch::async, [&] { return mp_region_release(copied_.get(), nullptr); });
+  ASSERT_EQ(releasing.wait_for(std::chrono::nanoseconds(kPatienceNs)), std::future_status::ready);
+  EXPECT_EQ(releasing.get(), MP_OK);
+  // The same memory under the same name is another region.
+  copied_ = target_.add(memory_, "copied");
+  EXPECT_FALSE(client_.table().end_use(lent_.slot));
+  EXPECT_FALSE(client_.table().end_use(lent_.slot));
+  EXPECT_FALSE(client_.table().begin_use(lent_.slot));
+}
+
+TEST_F(EngineShmReads, AndIsToldByTheTableAndTheSocketWhenItIsFenced) {
+  uint32_t sessions = 0;
+  const Id128 incarnation = client_.raw().incarnation();
+  auto fencing = std::async(std::launch::async,
+                            [&] { return mp_engine_fence(target_.get(), incarnation.data(), &sessions, nullptr); });
+  ASSERT_EQ(fencing.wait_for(std::chrono::nanoseconds(kPatienceNs)), std::future_status::ready);
+  EXPECT_EQ(fencing.get(), MP_OK);
+  EXPECT_EQ(sessions, 1u);
+  EXPECT_FALSE(client_.table().end_use(lent_.slot));
+  EXPECT_TRUE(ends(client_.fd()));
+}
+
+TEST_F(EngineShmReads, AndIsToldWhenTheEngineIsClosed) {
+  TestEngine owner([](mp_config &config) { config.transports = "shm"; });
+  Bytes memory(kBytes, 5);
+  const RegionHandle region = owner.add(memory, "kv");
+  RawShmClient client(owner.port());
+  ASSERT_TRUE(client.connect());
+  ASSERT_TRUE(client.open());
+  RawShmClient::Mapped lent;
+  ASSERT_TRUE(client.map(client.raw().key("kv"), &lent));
+  ASSERT_TRUE(client.table().begin_use(lent.slot));
+  owner.close();
+  EXPECT_TRUE(ends(client.fd())) << "whoever reads looks at the socket as well";
 }
 
 // The default patience is for a client that is alive; the death of one is known at once.

@@ -89,7 +89,10 @@ TEST(ShmFrames, ResponsesComeOutAsTheyWentIn) {
   const CopyResponse sent = copied({{0, MP_OUT_OF_RANGE}, {4, MP_REGION_UNKNOWN}, {999, MP_INTERNAL}}, {0, 1, 2, 3, 0});
   CopyResponse opened;
   opened.header = {kResponseMagic, kOpened, MP_TRANSPORT_UNAVAILABLE, 0, 0, EPERM, 0, 0};
-  const std::string bytes = encoded(opened) + encoded(sent) + encoded(copied({}, {}));
+  CopyResponse readable;
+  readable.header = {kResponseMagic, kReadable, MP_OK, 0, 0, 3, 8, 4096};
+  readable.address = 0x7000'0000'1234;
+  const std::string bytes = encoded(opened) + encoded(sent) + encoded(readable) + encoded(copied({}, {}));
   std::string_view rest = bytes;
   CopyResponse response;
   ASSERT_EQ(decode_response(&rest, &response), Decoded::kFrame);
@@ -101,6 +104,10 @@ TEST(ShmFrames, ResponsesComeOutAsTheyWentIn) {
   EXPECT_EQ(response.failed[2].desc, 999u);
   EXPECT_EQ(response.digests, sent.digests);
   ASSERT_EQ(decode_response(&rest, &response), Decoded::kFrame);
+  EXPECT_EQ(response.address, readable.address);
+  EXPECT_EQ(response.header.bytes, 4096u);
+  ASSERT_EQ(decode_response(&rest, &response), Decoded::kFrame);
+  EXPECT_EQ(response.address, 0u) << "left over from the frame before";
   EXPECT_TRUE(response.failed.empty());
   EXPECT_TRUE(response.digests.empty());
   EXPECT_TRUE(rest.empty());
@@ -174,7 +181,7 @@ TEST(ShmFrames, MalformedResponsesAreRefused) {
   const std::map<std::string, std::function<void(CopyResponse &)>> changes = {
       {"magic", [](CopyResponse &r) { r.header.magic = kRequestMagic; }},
       {"type 0", [](CopyResponse &r) { r.header.type = 0; }},
-      {"type beyond the last", [](CopyResponse &r) { r.header.type = kCopied + 1; }},
+      {"type beyond the last", [](CopyResponse &r) { r.header.type = kReadable + 1; }},
       {"unknown status", [](CopyResponse &r) { r.header.status = MP_INTERNAL + 1; }},
       {"failures of a frame that has none", [](CopyResponse &r) { r.header.type = kMapped; }},
       {"too many failures", [](CopyResponse &r) { r.header.count = kDescsPerFrameMax + 1; }},

@@ -48,6 +48,7 @@ class RawClient {
   void close_control() { control_.reset(); }
   mp_status status() const { return status_; }
   const std::string &message() const { return message_; }
+  const Id128 &incarnation() const { return incarnation_; }
   uint64_t key(const std::string &name) const { return keys_.at(name); }
   const Id128 &session() const { return session_; }
   const std::vector<wire::Offer> &offers() const { return offers_; }

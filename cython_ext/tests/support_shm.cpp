@@ -68,9 +68,14 @@ bool RawShmClient::map(uint64_t key, Mapped *out) {
   Fd fd;
   if (!send(shm::request_header(shm::kMap, key))) return false;
   const auto response = receive(&fd);
-  if (!response || response->header.type != shm::kMapped || response->header.id != key) return false;
+  if (!response || response->header.id != key) return false;
+  const bool readable = response->header.type == shm::kReadable;
+  if (!readable && response->header.type != shm::kMapped) return false;
   out->status = static_cast<mp_status>(response->header.status);
   out->slot = response->header.value;
+  out->address = response->address;
+  out->length = response->header.bytes;
+  if (readable) return true;
   std::string why_not;
   if (out->status == MP_OK) out->memory = Mapping::open(fd, response->header.bytes, &why_not);
   return out->status != MP_OK || out->memory != nullptr;

@@ -29,7 +29,8 @@ class RawShmClient {
   struct Mapped {
     mp_status status = MP_PENDING;
     uint32_t slot = 0;
-    std::shared_ptr<Mapping> memory;
+    std::shared_ptr<Mapping> memory;  // nullptr when the region is to be read where it lies
+    uint64_t address = 0, length = 0;
   };
   bool map(uint64_t key, Mapped *out);
   bool send(const shm::RequestHeader &header, const std::vector<shm::Desc> &descs = {});

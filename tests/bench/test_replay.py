@@ -40,12 +40,13 @@ def test_blocks_are_numbered_by_first_use(file: Path) -> None:
     assert trace.requests == [[0, 1, 2], [0, 1, 3], [0, 1, 2]]
     assert trace.names == [7, 8, 9, 5]
     assert trace.times_ms == [0, 0, 0]
+    assert trace.tokens == [(1, 1)] * 3
     assert trace.references == 9
 
 
 def test_the_first_requests_are_a_trace_of_their_own(file: Path) -> None:
     trace = read_trace(file)
-    assert trace.first(1) == Trace([[0, 1, 2]], [7, 8, 9], [0])
+    assert trace.first(1) == Trace([[0, 1, 2]], [7, 8, 9], [0], [(1, 1)])
     assert trace.first(None) == trace.first(3) == trace.first(100) == trace
     document = json.loads(run(file, "--requests", "2", "--json", "-").stdout)
     assert document["trace"] == {"file": "trace.jsonl", "requests": 2, "references": 6, "distinct": 4}

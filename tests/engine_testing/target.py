@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 import resource
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -62,6 +63,11 @@ class Commands:
             offset, length, byte = map(int, notification.payload.split())
             checked.append((offset // slot, bytes(view[offset : offset + length]) == bytes([byte]) * length))
         return checked
+
+    def become_another_program(self) -> None:
+        """Go on as a program that has this process's number and nothing else of it; it answers once."""
+        sys.stdout.flush()
+        os.execv(sys.executable, [sys.executable, "-c", "import sys; print('null', flush=True); sys.stdin.read()"])
 
     def stats(self) -> dict[str, Any]:
         return self.engine.stats()

@@ -12,20 +12,28 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from moonpool.errors import MoonpoolError
 from moonpool.store_client import MasterUnavailableError, Outcome, StoreClient
+from moonpool.transfer_engine import Region
 from store_testing import content, key
 
 KEYS = 400
 NAMESPACE = "workload"
 LENGTH_MAX = 60_000
+#: Of the pages in which a chunk lies scattered: as many as hold the largest, of a few times as many.
+PAGE = 4096
+PAGES = -(-LENGTH_MAX // PAGE)
+PAGES_ALL = 12 * PAGES
 # A put may find the master away and its node dead, one after the other.
 TIMEOUT = 60.0
 #: What a call may take beyond its time before it counts as one that hangs: machines that run tests are busy.
 LATE = 10.0
 #: What it does, and how often each.
-KINDS = {"put": 12, "get": 12, "into": 6, "range": 4, "remove": 2, "pin": 2, "move": 4, "drain": 1}
+KINDS = {"put": 12, "get": 12, "into": 4, "spans": 4, "range": 4, "remove": 2, "pin": 2, "move": 4, "drain": 1}
 # What is made of several calls has as long as all of them.
 _CALLS = {"pin": 3, "drain": 3, "move": 2}
 
@@ -67,6 +75,7 @@ class Workload:
         self._kinds = {kind: weight for kind, weight in KINDS.items() if kind not in without}
         self.seen: Counter[str] = Counter()
         self.wrong: list[str] = []
+        self._region: Region | None = None  # of the client that there is
 
     def run(self, over: threading.Event) -> None:
         while not over.is_set():
@@ -78,6 +87,7 @@ class Workload:
                 self.seen["open raised MasterUnavailableError"] += 1
                 continue
             try:
+                self._region = client.allocate(PAGES_ALL * PAGE)
                 for _ in range(self._random.randrange(20, 200)):
                     if over.is_set():
                         break
@@ -120,7 +130,8 @@ class Workload:
     def _do(self, client: StoreClient, what: str, numbers: list[int], hashes: list[bytes]) -> None:
         if what == "put":
             values = [content(hash_, length(number)) for hash_, number in zip(hashes, numbers, strict=True)]
-            results = client.put(NAMESPACE, hashes, values, replicas=self._random.choice((1, 1, 2)))
+            given = values if self._random.random() < 0.5 else self._scattered(values)
+            results = client.put(NAMESPACE, hashes, given, replicas=self._random.choice((1, 1, 2)))
             self.seen.update(f"put {Outcome(outcome).name}" for outcome in results.outcomes)
             self.seen.update(f"put {type(error).__name__}" for error in results.errors.values())
         elif what == "remove":
@@ -132,6 +143,24 @@ class Workload:
                 self._get(client, "get", numbers[:3], hashes[:3])
         else:
             self._get(client, what, numbers, hashes)
+
+    def _scattered(self, values: list[bytes]) -> Any:
+        """Return the values in pages here and there of registered memory."""
+        counts = [-(-len(value) // PAGE) for value in values]
+        pages = np.array(self._random.sample(range(PAGES_ALL), sum(counts)), dtype=np.int64)
+        lengths = np.full(len(pages), PAGE, dtype=np.int64)
+        lengths[np.cumsum(counts) - 1] = [
+            len(value) - PAGE * (count - 1) for value, count in zip(values, counts, strict=True)
+        ]
+        memory, joined = self._memory(), np.frombuffer(b"".join(values), dtype=np.uint8)
+        ends = np.cumsum(lengths)
+        for page, end, nbytes in zip(pages.tolist(), ends.tolist(), lengths.tolist(), strict=True):
+            memory[page, :nbytes] = joined[end - nbytes : end]
+        return self._region, PAGE * pages, lengths, np.array(counts)
+
+    def _memory(self) -> Any:
+        assert self._region is not None
+        return np.frombuffer(memoryview(self._region), dtype=np.uint8).reshape(PAGES_ALL, PAGE)
 
     def _rearrange(self, client: StoreClient, what: str, hashes: list[bytes]) -> None:
         segments = client.segments()
@@ -156,6 +185,11 @@ class Workload:
             room = [bytearray(LENGTH_MAX) for _ in hashes]
             results = client.get_into(NAMESPACE, hashes, room)
             values = [bytes(one[:n]) for one, n in zip(room, results.lengths, strict=True)]
+        elif what == "spans":
+            pages = np.array(self._random.sample(range(PAGES_ALL), PAGES * len(hashes)), dtype=np.int64)
+            results = client.get_into(NAMESPACE, hashes, (self._region, PAGE * pages, PAGE, PAGES))
+            found = self._memory()[pages].reshape(len(hashes), PAGES * PAGE)
+            values = [found[index, :n].tobytes() for index, n in enumerate(results.lengths)]
         else:
             results = client.get(NAMESPACE, hashes)
             values = list(results)

@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "transfer_engine": {"moonpool", "_native"},
     "store_client": {"moonpool", "proto", "transfer_engine"},
     "node": {"moonpool", "proto", "store_client", "transfer_engine"},
+    "connector": {"moonpool", "store_client", "transfer_engine"},
     "bench": {"moonpool", "proto", "store_client", "node", "transfer_engine", "_index", "_limits"},
 }
 # Modules of the base package, which everybody may import.

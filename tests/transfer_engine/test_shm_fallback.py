@@ -89,8 +89,29 @@ def test_a_client_whose_memory_cannot_be_reached_still_maps_the_peers(open_engin
         owner.add("copied", NBYTES, "copied")
         assert client.ask("connect", address=owner.address)["path"] == "shm"
         assert client.ask("read", name="mapped") == {"intact": True, "paths": ["shm"]}
-        assert client.ask("read", name="copied") == {"intact": True, "paths": ["tcp"]}
+        # It looks into its peer, which lets it; the peer cannot look into it for what it writes.
+        assert client.ask("read", name="copied") == {"intact": True, "paths": ["shm"]}
+        client.ask("begin_write", name="copied", block=NBYTES)
+        assert client.ask("end_write")["state"] == "COMPLETED"
+        written = {path: counters["written_bytes"] for path, counters in client.ask("stats")["paths"].items()}
+        assert written["tcp"] == NBYTES
+        assert written["shm"] == 0
         assert client.ask("read", name="mapped") == {"intact": True, "paths": ["shm"]}
+        client.ask("disconnect")
+
+
+@needs_root
+def test_registered_memory_of_an_owner_that_nobody_may_look_into_is_copied_by_it(open_engine: OpenEngine) -> None:
+    owner = Target({"mapped": NBYTES}, place={"uid": NOBODY, "dumpable": False})
+    client = Target(place={"uid": NOBODY}, listen=None, require="shm")
+    with owner, client:
+        owner.add("copied", NBYTES, "copied")
+        connected = client.ask("connect", address=owner.address)
+        assert connected["path"] == "shm"
+        assert "copied by the peer: this process may not read it there" in connected["fallback"]
+        for name in ("mapped", "copied"):
+            assert client.ask("read", name=name) == {"intact": True, "paths": ["shm"]}
+        assert owner.ask("stats")["serving"]["read_bytes"] == NBYTES
         client.ask("disconnect")
 
 
@@ -100,9 +121,10 @@ def test_memory_that_cannot_be_reached_is_an_error_when_shm_is_required(open_eng
     with owner, client:
         owner.add("copied", NBYTES, "copied")
         client.ask("connect", address=owner.address)
-        assert client.ask("read", name="mapped") == {"intact": True, "paths": ["shm"]}
-        with pytest.raises(RuntimeError, match="TransportUnavailableError"):
-            client.ask("read", name="copied")
+        for name in ("mapped", "copied"):
+            assert client.ask("read", name=name) == {"intact": True, "paths": ["shm"]}
+        client.ask("begin_write", name="copied", block=NBYTES)
+        assert "TransportUnavailableError" in client.ask("end_write")["error"]
         client.ask("disconnect")
 
 
@@ -114,7 +136,9 @@ def test_two_processes_of_one_other_user_share_memory(open_engine: OpenEngine) -
         Target(place={"uid": NOBODY}, listen=None) as client,
     ):
         owner.add("copied", NBYTES, "copied")
-        assert client.ask("connect", address=owner.address)["path"] == "shm"
+        connected = client.ask("connect", address=owner.address)
+        assert connected == {"path": "shm", "fallback": "local: the peer is another process"}
         for name in ("mapped", "copied"):
             assert client.ask("read", name=name) == {"intact": True, "paths": ["shm"]}
+        assert owner.ask("stats")["serving"]["read_bytes"] == 0
         client.ask("disconnect")

@@ -113,13 +113,13 @@ typedef struct mp_config {
 MP_API void mp_config_init(mp_config *config);
 
 MP_API mp_status mp_engine_open(const mp_config *config, mp_engine **engine, mp_error *error);
-/* Ends every transfer, closes every socket, joins every thread. Idempotent. Registered memory is not touched
- * after it returns. In a forked child it only closes the inherited descriptors. */
+/* Ends every transfer, closes every socket, joins every thread. Idempotent. After it returns registered memory is not
+ * written, and no read of it completes. In a forked child it only closes the inherited descriptors. */
 MP_API mp_status mp_engine_close(mp_engine *engine, mp_error *error);
 /* Ends every connection that the engine of this incarnation (mp_engine_incarnation, mp_notification) has to this one,
- * with its queue pairs. When it returns MP_OK nothing that was begun through them reads or writes memory of this engine
- * any more. `*sessions` (may be NULL): how many there were. The peer may connect again: what it asks for then is new.
- */
+ * with its queue pairs. When it returns MP_OK nothing that was begun through them writes memory of this engine, and no
+ * read of it completes. `*sessions` (may be NULL): how many there were. The peer may connect again: what it asks for
+ * then is new. */
 MP_API mp_status mp_engine_fence(mp_engine *engine, const uint8_t incarnation[16], uint32_t *sessions, mp_error *error);
 /* Drops the handle; closes first when that was not done. */
 MP_API void mp_engine_free(mp_engine *engine);
@@ -168,10 +168,10 @@ MP_API mp_status mp_region_allocate(mp_engine *engine, uint64_t nbytes, const ch
 /* The memory must stay valid until mp_region_release succeeded or the engine is closed. */
 MP_API mp_status mp_region_register(mp_engine *engine, void *address, uint64_t nbytes, const char *name, uint32_t flags,
                                     mp_region **region, mp_error *error);
-/* Withdraws the region: peers are refused from now on, and when it returns MP_OK nothing reads or writes it any
- * more. A peer on the same host that was stopped in the middle of a copy is waited for as long as progress_timeout_ms;
- * then the bytes move to pages of their own, and what the peer still writes goes nowhere. MP_REGION_BUSY while a
- * transfer of this engine uses it. Idempotent. */
+/* Withdraws the region: peers are refused from now on. When it returns MP_OK nothing writes it any more, and no read of
+ * it completes. A peer on the same host that was stopped in the middle of a copy of memory that the engine allocated is
+ * waited for as long as progress_timeout_ms; then the bytes move to pages of their own, and what the peer still writes
+ * goes nowhere. MP_REGION_BUSY while a transfer of this engine uses it. Idempotent. */
 MP_API mp_status mp_region_release(mp_region *region, mp_error *error);
 MP_API void mp_region_free(mp_region *region);
 MP_API void mp_region_get_info(const mp_region *region, mp_region_info *info);
@@ -315,8 +315,24 @@ MP_API mp_status mp_digest_batch(const void *memory, uint64_t nbytes, const int6
 MP_API mp_status mp_combine_batch(const void *memory, uint64_t nbytes, const int64_t *offsets, size_t offsets_stride,
                                   const int64_t *lengths, size_t lengths_stride, size_t count, uint64_t *digests,
                                   size_t *bad);
-/* Copies `count` ranges of the `source_bytes` bytes at `source` to `target`. Strides as in mp_digest_batch.
- * MP_OUT_OF_RANGE: the range *bad is not inside both, and nothing was copied. Ranges may overlap. */
+/* Some memory of this process. */
+typedef struct mp_memory {
+  const void *data;
+  uint64_t nbytes;
+} mp_memory;
+/* The digests of `wholes` wholes that lie in pieces: the next counts[i] of `count` ranges, one after the other, are
+ * whole i. Range i lies in memories[which[i]]. Strides as in mp_digest_batch; a whole may be empty. Much is computed on
+ * several threads. MP_OUT_OF_RANGE: the range *bad is not inside its memory, or names none; MP_INVALID_ARGUMENT: the
+ * whole *bad has a negative count or more ranges than are left, or *bad is `wholes` and ranges are left over. Nothing
+ * was computed then. */
+MP_API mp_status mp_digest_joined(const mp_memory *memories, size_t memories_count, const int64_t *which,
+                                  size_t which_stride, const int64_t *offsets, size_t offsets_stride,
+                                  const int64_t *lengths, size_t lengths_stride, size_t count, const int64_t *counts,
+                                  size_t counts_stride, size_t wholes, uint64_t *digests, size_t *bad);
+/* Copies `count` ranges of the `source_bytes` bytes at `source` to `target`. Strides as in mp_digest_batch. Much is
+ * copied on several threads. MP_OUT_OF_RANGE: the range *bad is not inside both, and nothing was copied. Source and
+ * target may be the same memory: then one range is copied after the other. Otherwise it is undefined which byte stays
+ * where two ranges of the target overlap. */
 MP_API mp_status mp_copy_batch(void *target, uint64_t target_bytes, const int64_t *target_offsets,
                                size_t target_offsets_stride, const void *source, uint64_t source_bytes,
                                const int64_t *source_offsets, size_t source_offsets_stride, const int64_t *lengths,

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a worker is asked to move. Without vLLM, so that what moves can be tested without it.
+
+A *chunk* is `chunk_tokens` of a request, that is a fixed number of its blocks; its key is vLLM's chained hash of the
+last of them, so it stands for all tokens from the beginning of the request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["LoadJob", "SaveJob"]
+
+
+@dataclass(slots=True)
+class LoadJob:
+    """Blocks of one request that are to be filled from the pool.
+
+    Attributes:
+        request_id: whose blocks. A request has at most one load under way.
+        hashes: keys of the chunks, 32 bytes each, in order.
+        begin_block: how many blocks of the first chunk are left out, since the cache has them.
+        block_ids: where the blocks go that come after those, one after the other. The last chunk may go only in part.
+        is_async: the request waits, and the load may take until its timeout while others run. Else the blocks have to
+            be there before this step computes.
+        timeout: seconds, from when the worker hears of it. What has not come by then has failed.
+    """
+
+    request_id: str
+    hashes: bytes
+    begin_block: int
+    block_ids: list[int]
+    is_async: bool
+    timeout: float
+
+
+@dataclass(slots=True)
+class SaveJob:
+    """Chunks of one request whose tokens have been computed, in blocks that stay as they are until the job has ended.
+
+    Attributes:
+        job_id: of the scheduler side, never used again.
+        request_id: for messages.
+        hashes: keys of the chunks, 32 bytes each, in order: a chain.
+        parent: the key of the chunk before the first one; `ROOT`: there is none.
+        block_ids: where they lie, all blocks of the first chunk, then of the next one.
+    """
+
+    job_id: int
+    request_id: str
+    hashes: bytes
+    parent: bytes
+    block_ids: list[int]

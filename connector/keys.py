@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys of chunks, and which of them are known to be in the pool."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections import OrderedDict
+from typing import Any
+
+from moonpool.store_client import ROOT
+
+__all__ = ["Keys", "Known"]
+
+
+class Keys:
+    """Keys of the chunks of requests: vLLM's hash of the last block of each.
+
+    Args:
+        blocks: of one chunk.
+    """
+
+    def __init__(self, blocks: int) -> None:
+        self._blocks = blocks
+        self._salt = b""
+
+    def renew(self) -> None:
+        """Have other keys from now on: none of them is in the pool yet, and nobody else has them."""
+        self._salt = os.urandom(16)
+
+    def count(self, request: Any) -> int:
+        """Return how many chunks of a request are full, computed or not."""
+        return len(request.block_hashes) // self._blocks
+
+    def some(self, request: Any, begin: int, end: int) -> list[bytes]:
+        """Return the keys of these chunks."""
+        hashes: list[bytes] = request.block_hashes[(begin + 1) * self._blocks - 1 : end * self._blocks : self._blocks]
+        if self._salt:
+            return [hashlib.sha256(self._salt + one).digest() for one in hashes]
+        return hashes
+
+    def parent(self, request: Any, chunk: int) -> bytes:
+        """Return the key of the chunk before this one."""
+        return bytes(self.some(request, chunk - 1, chunk)[0]) if chunk else ROOT
+
+
+class Known:
+    """Keys that this engine has put into the pool, or is about to. What was not used for longest is forgotten.
+
+    Args:
+        most: keys.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._learned: OrderedDict[bytes, float] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._learned)
+
+    def saving(self, key: bytes) -> bool:
+        """It is on its way. Returns whether it has been there before."""
+        before = self._learned.pop(key, None) is not None
+        self._learned[key] = math.inf
+        if len(self._learned) > self._most:
+            self._learned.popitem(last=False)
+        return before
+
+    def saved(self, key: bytes, now: float) -> None:
+        """It has arrived."""
+        if key in self._learned:
+            self._learned[key] = now
+
+    def lost(self, key: bytes) -> None:
+        """It has not arrived, or is there no more."""
+        self._learned.pop(key, None)
+
+    def learned(self, key: bytes) -> float | None:
+        """Return when it was seen to arrive, `math.inf` while it is on its way; None: nothing is known."""
+        return self._learned.get(key)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._learned.clear()

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which tokens a request gets from the pool."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from moonpool.connector.keys import Keys
+from moonpool.connector.lookups import Lookups
+from moonpool.connector.metadata import LoadJob
+from moonpool.connector.settings import ConnectorSettings
+from moonpool.connector.tracked import Tracked
+
+__all__ = ["Loads"]
+
+
+@dataclass(slots=True)
+class _Filling:
+    """A load that the step waits for.
+
+    Attributes:
+        block: which block of the request is the first to be loaded.
+        first: the hash of that block.
+        block_ids: it and all that come after it.
+        chunk: which chunk of the request is the first.
+        chunks: how many are loaded.
+    """
+
+    block: int
+    first: bytes
+    block_ids: list[int]
+    chunk: int
+    chunks: int
+
+
+class Loads:
+    """Asks what the pool has, answers vLLM from that, and plans the loads that vLLM then wants.
+
+    No method waits, and asking the same again gives the same as long as the pool has said nothing new.
+
+    Args:
+        lookups: where to ask.
+        keys: of chunks.
+        settings: of the connector.
+        block_tokens: tokens of one block.
+        counts: hits and misses by reason are counted here.
+    """
+
+    def __init__(
+        self, lookups: Lookups, keys: Keys, settings: ConnectorSettings, block_tokens: int, counts: Counter[str]
+    ) -> None:
+        self._lookups = lookups
+        self._keys = keys
+        self._settings = settings
+        self._block_tokens = block_tokens
+        self._counts = counts
+        self._is_async = settings.load_mode == "async"
+        self._filling: dict[str, _Filling] = {}
+        self._pool: Any = None
+        self._jobs: list[LoadJob] = []
+        self._cancelled: list[str] = []
+
+    def bind(self, pool: Any) -> None:
+        """Take the block pool of the engine."""
+        self._pool = pool
+
+    def ask(self, tracked: Tracked) -> None:
+        """Ask what the pool has of a request that is new."""
+        chunks = self._wanted(tracked)
+        if chunks:
+            tracked.lookup = self._lookups.ask(b"".join(self._keys.some(tracked.request, 0, chunks)))
+
+    def matched(self, tracked: Tracked, local: int) -> int | None:
+        """Return how many tokens the pool has beyond the local ones; None: it has not answered yet."""
+        tracked.local = local
+        found = None if self._is_filled_now(tracked.request, local) else self._found(tracked, local)
+        if found is None:
+            return None
+        tracked.waiting = 0.0
+        request, step = tracked.request, self._block_tokens
+        # The last token is computed in any case, and with it the rest of its block: a block that is loaded is never
+        # written to.
+        end = min(found * self._settings.chunk_tokens, (request.num_tokens - 1) // step * step)
+        tokens = end - local
+        if tokens <= 0:
+            if found:
+                tracked.reason = "local"
+            return 0
+        if tokens < self._settings.load_tokens_min:
+            tracked.reason = "short"
+            return 0
+        return int(tokens)
+
+    def admit(self, tracked: Tracked, block_ids: list[int], tokens: int) -> None:
+        """Plan the load of a request that is admitted with so many tokens from the pool, maybe none."""
+        if not tokens:
+            self._counts["misses_" + tracked.reason] += 1
+            return
+        size, step = self._settings.chunk_tokens, self._block_tokens
+        begin, end = tracked.local, tracked.local + tokens
+        first, last = begin // size, -(-end // size)
+        tracked.loading = first
+        tracked.saved = max(tracked.saved, last)
+        self._counts["hits"] += 1
+        self._counts["hit_tokens"] += tokens
+        if not self._is_async:
+            block = begin // step
+            first_hash = tracked.request.block_hashes[block]
+            self._filling[tracked.request.request_id] = _Filling(
+                block, first_hash, block_ids[block:], first, last - first
+            )
+        self._jobs.append(
+            LoadJob(
+                request_id=tracked.request.request_id,
+                hashes=b"".join(self._keys.some(tracked.request, first, last)),
+                begin_block=(begin - first * size) // step,
+                block_ids=block_ids[begin // step : end // step],
+                is_async=self._is_async,
+                timeout=self._settings.load_timeout,
+            )
+        )
+
+    def loaded(self, request_id: str, tracked: Tracked | None, chunks: int) -> None:
+        """A load has ended, on some worker, with so many good chunks. None: its request was aborted before."""
+        filling = self._filling.pop(request_id, None)
+        if filling is not None and chunks < filling.chunks:
+            # vLLM leaves them in its own cache, for the request to fill them yet. If it is aborted first, others would
+            # take what is in them for their prefix.
+            good = max(0, (filling.chunk + chunks) * self._settings.chunk_tokens // self._block_tokens - filling.block)
+            self._pool.evict_blocks(set(filling.block_ids[good:]))
+        if tracked is None or tracked.loading < 0:
+            return
+        good = tracked.loading + chunks
+        if not self._is_async:
+            tracked.loading = -1
+        if good < tracked.saved:
+            # Whatever the pool says: it is not asked for that again, or the request would go in circles. Once they are
+            # computed, these chunks may be saved.
+            tracked.limit = min(tracked.limit, good)
+            tracked.saved, tracked.save_at = good, 0
+
+    def finished(self, tracked: Tracked, *, parked: bool) -> None:
+        """A request needs nothing any more; `parked`: it still waits for a load."""
+        if tracked.lookup is not None:
+            tracked.lookup.abandoned = True
+        if parked:
+            self._cancelled.append(tracked.request.request_id)
+
+    def take(self) -> tuple[list[LoadJob], list[str]]:
+        """Return what is to be told to the workers: loads, and requests that need theirs no more."""
+        taken = self._jobs, self._cancelled
+        self._jobs, self._cancelled = [], []
+        return taken
+
+    def heed(self, tracked: Tracked) -> None:
+        """Take what the pool has said for what needs not be saved."""
+        lookup = tracked.lookup
+        if lookup is None or lookup.answer is None or lookup.problem or lookup.asked == tracked.found:
+            return
+        tracked.found, tracked.saved, tracked.save_at = lookup.asked, lookup.answer, 0
+
+    # ---------------------------------------------------------------- inside
+
+    def _is_filled_now(self, request: Any, local: int) -> bool:
+        """Whether vLLM's own cache has blocks of this request only in that a step under way loads them.
+
+        vLLM puts them there before it is known that the load succeeds (not those of loads in the background).
+        """
+        blocks = local // self._block_tokens
+        return any(
+            one.block < blocks and request.block_hashes[one.block] == one.first for one in self._filling.values()
+        )
+
+    def _wanted(self, tracked: Tracked) -> int:
+        """How many chunks it is worth asking for."""
+        request = tracked.request
+        if tracked.barred or request.skip_reading_prefix_cache:
+            return 0
+        return min(self._keys.count(request), tracked.limit)
+
+    def _found(self, tracked: Tracked, local: int) -> int | None:
+        """How many chunks the pool has, as far as it has to be known; None: not known yet."""
+        wanted = self._wanted(tracked)
+        if wanted * self._settings.chunk_tokens <= local:
+            tracked.reason = "failed" if wanted == tracked.limit else "local" if wanted else "short"
+            return 0
+        now = time.monotonic()
+        lookup = tracked.lookup
+        if lookup is None or self._is_stale(tracked, wanted, now):
+            self.ask(tracked)
+            lookup = tracked.lookup
+            assert lookup is not None
+        if lookup.answer is None:
+            tracked.waiting = tracked.waiting or now
+            if now - tracked.waiting < self._settings.lookup_timeout:
+                return None
+            tracked.reason = "late"
+            return 0
+        self.heed(tracked)
+        tracked.reason = lookup.problem or "absent"
+        return min(lookup.answer, wanted)
+
+    @staticmethod
+    def _is_stale(tracked: Tracked, wanted: int, now: float) -> bool:
+        lookup = tracked.lookup
+        if lookup is None or lookup.answer is None:
+            return False
+        return now > lookup.until or (not lookup.problem and lookup.answer == lookup.chunks < wanted)

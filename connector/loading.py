@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads: chunks come from the pool straight into the blocks of a request that waits for them.
+
+A chunk of which the request needs only some blocks comes into a staging area, as a whole, and is copied from there.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from moonpool.connector.layout import Area, CacheLayoutError, partial_rows
+from moonpool.connector.moving import Crew, Moving, Pool, window_chunks
+from moonpool.errors import ConfigError
+from moonpool.store_client import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import numpy.typing as npt
+
+    from moonpool.connector.counting import Counts
+    from moonpool.connector.jobs import LoadJob
+    from moonpool.connector.layout import Int64s, PagedCache
+    from moonpool.store_client import GetResults, StoreClient
+    from moonpool.transfer_engine import TransferEngine
+
+__all__ = ["Load", "Loads"]
+
+_HASH_BYTES: Final = 32
+# numpy takes an enumeration for an object to be asked about itself, at every use.
+_OK: Final = int(Outcome.OK)
+_CUT_SHORT: Final = {int(Outcome.MISS): "load_chunks_missed", int(Outcome.CORRUPT): "load_chunks_corrupt"}
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Load(Moving):
+    """A load under way.
+
+    Attributes:
+        job: what is to be loaded.
+        chunk_blocks: of a whole chunk.
+        good: chunks that are in the cache, counted from the first one.
+    """
+
+    job: LoadJob
+    chunk_blocks: int
+    good: int = 0
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks it is of."""
+        return len(self.job.hashes) // _HASH_BYTES
+
+    @property
+    def failed_blocks(self) -> list[int]:
+        """The blocks that have not come."""
+        return self.job.block_ids[max(0, self.good * self.chunk_blocks - self.job.begin_block) :]
+
+
+class Loads(Crew[Load]):
+    """The loads of one worker.
+
+    Args:
+        engine: with which the cache is registered.
+        pool: where the chunks are.
+        cache: where they go.
+        counts: of this worker.
+        threads: how many loads run at the same time.
+        staging_bytes: most memory for chunks that go only in part: room for one of each thread.
+
+    Raises:
+        ConfigError: that is too little.
+    """
+
+    def __init__(
+        self, engine: TransferEngine, pool: Pool, cache: PagedCache, counts: Counts, *, threads: int, staging_bytes: int
+    ) -> None:
+        self._pool = pool
+        self._cache = cache
+        self._chunks = window_chunks(cache.chunk_bytes)
+        room = cache.area_bytes(self._chunks)
+        if threads * room > staging_bytes:
+            raise ConfigError(
+                f"staging_bytes is {staging_bytes}: {threads} threads need room for a chunk of {cache.chunk_bytes} "
+                "bytes each",
+                hint=f"staging_bytes of {threads * room} or more, fewer chunk_tokens or load_threads",
+            )
+        staging = engine.allocate(max(1, threads * room))
+        self._areas = [Area(staging, thread * room) for thread in range(threads)]
+        super().__init__("load", pool.link, counts, threads)
+
+    def begin(self, jobs: Iterable[LoadJob]) -> list[Load]:
+        """Begin loads."""
+        now = time.monotonic()
+        loads = [
+            Load(job=job, chunk_blocks=self._cache.chunk_blocks, began=now, until=now + job.timeout) for job in jobs
+        ]
+        with self._changed:
+            for load in loads:
+                self._begin(load)
+        return loads
+
+    def cancel(self, request_ids: Iterable[str]) -> None:
+        """These need what they load no more. Each still ends, as soon as its blocks are quiet."""
+        wanted = set(request_ids)
+        with self._changed:
+            for load in self._open:
+                if load.job.request_id in wanted:
+                    load.cancelled = True
+                    self._end_if_waiting(load, "cancelled")
+
+    # ---------------------------------------------------------------- on the threads
+
+    def _run(self, item: Load, thread: int) -> str:
+        """Load some chunks after the other."""
+        table = self._cache.table(item.job.block_ids, item.job.begin_block)
+        assert len(table) == item.chunks, "the plan has other blocks than chunks"
+        while item.good < item.chunks:
+            client = self._pool.link.client
+            if item.cancelled or item.until <= time.monotonic():
+                return self._cut_short(item, "cancelled" if item.cancelled else "late")
+            if client is None:
+                return self._cut_short(item, "away")
+            rows = self._window(table[item.good :])
+            good = self._bring(client, item, rows, self._areas[thread])
+            item.good += good
+            if good < len(rows):
+                return self._cut_short(item, "missing")
+        return "ok"
+
+    def _window(self, table: Int64s) -> Int64s:
+        """Return the first chunks that go together, of which one may go in part."""
+        partial = partial_rows(table)
+        return table[: min(self._chunks, int(partial[1]) if len(partial) > 1 else len(table))]
+
+    def _bring(self, client: StoreClient, load: Load, rows: Int64s, area: Area) -> int:
+        """Get chunks into these blocks; return how many of the first ones have come."""
+        begin = load.good * _HASH_BYTES
+        hashes = load.job.hashes[begin : begin + len(rows) * _HASH_BYTES]
+        places = self._cache.destinations(rows, area)
+        left = max(0.001, load.until - time.monotonic())
+        got = client.get_into(self._pool.namespace, hashes, places, shard=self._pool.shard, timeout=left)
+        self._pool.link.answered()
+        good = self._good(got, self._cache.sealed(rows, area))
+        staged = [row for row in partial_rows(rows).tolist() if row < good]
+        for row in staged:
+            self._cache.scatter(rows[row], area)
+        size = self._cache.chunk_bytes
+        self._counts.add(
+            load_chunks=good, load_straight_bytes=(good - len(staged)) * size, load_staged_bytes=len(staged) * size
+        )
+        return good
+
+    def _good(self, got: GetResults, sealed: npt.NDArray[np.bool_]) -> int:
+        """Return how many of the first chunks have come, whole and as this worker stores them."""
+        outcomes = np.frombuffer(got.outcomes, dtype=np.uint8)
+        bad = (outcomes != _OK) | (np.array(got.lengths) != self._cache.chunk_bytes) | ~sealed
+        if not bad.any():
+            return len(got)
+        first = int(bad.argmax())
+        self._counts.add(**{_CUT_SHORT.get(int(outcomes[first]), "load_chunks_failed"): 1})
+        if outcomes[first] == _OK:
+            self._counts.complain(
+                "a chunk cannot be used",
+                CacheLayoutError(
+                    "a chunk was stored by a worker whose cache has another layout", hint="a `tenant` for each of them"
+                ),
+            )
+        if first in got.errors:
+            self._counts.complain("a chunk cannot be had and is computed", got.errors[first])
+        return first
+
+    def _cut_short(self, load: Load, reason: str) -> str:
+        if load.good:
+            self._counts.add(loads_partial=1)
+        return reason

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The side of the connector in vLLM's scheduler: decides what is loaded and saved, and moves nothing."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from moonpool.connector import compat
+from moonpool.connector.events import Events
+from moonpool.connector.keys import Keys, Known
+from moonpool.connector.load_plan import Loads
+from moonpool.connector.lookups import Lookups
+from moonpool.connector.metadata import MoonpoolMetadata, MoonpoolWorkerMetadata
+from moonpool.connector.pool import PoolLink
+from moonpool.connector.save_plan import Saves
+from moonpool.connector.settings import ConnectorSettings
+from moonpool.connector.stats import ConnectorStats
+from moonpool.connector.tracked import Tracked
+from moonpool.store_client import StoreClient, StoreClientSettings
+
+__all__ = ["SchedulerSide"]
+
+
+class SchedulerSide:
+    """One for an engine. Every method is called on the engine's thread, and none of them waits.
+
+    Args:
+        vllm_config: of the engine.
+        settings: of the connector.
+        store: options of `StoreClientSettings`.
+        namespace: of the engine.
+    """
+
+    def __init__(self, vllm_config: Any, settings: ConnectorSettings, store: Mapping[str, Any], namespace: str) -> None:
+        transfer, block_tokens = vllm_config.kv_transfer_config, vllm_config.cache_config.block_size
+        blocks = settings.chunk_tokens // block_tokens
+        kv_events = vllm_config.kv_events_config
+        self._settings = settings
+        self._loading = settings.load_mode != "off" and transfer.is_kv_consumer
+        self._saving = settings.save_mode != "off" and transfer.is_kv_producer
+        self._counts: Counter[str] = Counter()
+        self._idle_said = True
+        self._tracked: dict[str, Tracked] = {}
+        self._keys = Keys(blocks)
+        self._known = Known(settings.known_max)
+        self._events = Events(bool(kv_events and kv_events.enable_kv_cache_events), block_tokens, blocks)
+        options = StoreClientSettings.load(store)
+        self._link = PoolLink(lambda: _client(store), settings.retry)
+        self._lookups = Lookups(
+            self._link,
+            namespace,
+            lease=options.lease,
+            timeout=settings.lookup_timeout,
+            most=settings.lookups_max,
+            retry=settings.retry,
+        )
+        self._loads = Loads(self._lookups, self._keys, settings, block_tokens, self._counts)
+        self._saves = Saves(
+            self._link,
+            self._keys,
+            self._known,
+            settings,
+            blocks,
+            vllm_config.parallel_config.world_size,
+            self._counts,
+            self._events,
+        )
+
+    # ---------------------------------------------------------------- requests
+
+    def on_new_request(self, request: Any) -> None:
+        """A request was added: ask what the pool has of it."""
+        tracked = self._tracked[request.request_id] = Tracked(request)
+        if self._loading:
+            self._loads.ask(tracked)
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """Return how many tokens can be loaded beyond these (None: ask again), and whether in the background."""
+        tracked = self._tracked[request.request_id]
+        if not self._loading:
+            tracked.local, tracked.reason = num_computed_tokens, "off"
+            return 0, False
+        tokens = self._loads.matched(tracked, num_computed_tokens)
+        return tokens, bool(tokens) and self._settings.load_mode == "async"
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """A request got its blocks, and its load can begin."""
+        tracked = self._tracked[request.request_id]
+        tracked.loading = -1
+        if request.num_computed_tokens:
+            # For the second time, after a load in the background, which has put all of that there.
+            tracked.admitted = request.num_computed_tokens
+            return
+        tracked.admitted = tracked.local + num_external_tokens
+        block_ids = blocks.get_block_ids()[0] if num_external_tokens else []
+        self._loads.admit(tracked, block_ids, num_external_tokens)
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> None:
+        """A request has finished, or was aborted. What it still has that others may want is saved."""
+        tracked = self._tracked.pop(request.request_id)
+        computed = compat.computed_tokens(request)
+        if self._may_save(tracked, computed):
+            self._loads.heed(tracked)
+            self._saves.plan(tracked, computed, block_ids)
+            self._saves.drop(tracked, computed)
+        self._loads.finished(tracked, parked=tracked.loading >= 0)
+
+    # ---------------------------------------------------------------- steps
+
+    def build_connector_meta(self, scheduler_output: Any) -> MoonpoolMetadata:
+        """Return what the workers are to begin with this step."""
+        if self._saving:
+            self._plan_saves(scheduler_output)
+        loads, cancelled = self._loads.take()
+        return MoonpoolMetadata(loads, self._saves.take(), cancelled)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """Take what the workers say of a step."""
+        said = connector_output.kv_connector_worker_meta
+        if said is not None:
+            assert isinstance(said, MoonpoolWorkerMetadata)
+            for request_id, chunks in said.loaded.items():
+                self._loads.loaded(request_id, self._tracked.get(request_id), chunks)
+            self._saves.ended(said)
+        for request_id in connector_output.finished_recving or ():
+            if (tracked := self._tracked.get(request_id)) is not None:
+                tracked.loading = -1
+
+    def has_pending_push_work(self) -> bool:
+        """Whether the engine has to go on stepping without requests, so that saves end."""
+        return self._saves.pending > 0
+
+    # ---------------------------------------------------------------- the rest
+
+    def bind_gpu_block_pool(self, pool: Any) -> None:
+        """Take the block pool, in which the blocks of saves are kept."""
+        self._loads.bind(pool)
+        self._saves.bind(pool)
+
+    def take_stats(self) -> ConnectorStats | None:
+        """Return what has been counted since the last time, and the state now; None: nothing, as before."""
+        saves, waiting = self._saves, self._lookups.waiting
+        state: dict[str, Any] = {}
+        if saves.pending or waiting or not self._idle_said:
+            state = {
+                "lookups_waiting": waiting,
+                "pinned_blocks": saves.pinned_blocks,
+                "oldest_transfer_seconds": saves.oldest,
+            }
+            self._idle_said = not (saves.pending or waiting)
+        elif not self._counts:
+            return None
+        data = {**self._counts, **state}
+        self._counts.clear()
+        return ConnectorStats(data=data)
+
+    def take_events(self) -> list[Any]:
+        """Return KV events since the last time."""
+        return self._events.take()
+
+    def reset_cache(self) -> bool:
+        """Find nothing any more of what was saved before: weights may have changed.
+
+        The pool keeps it, for engines that were not reset. Requests that have begun are neither loaded nor saved any
+        more, since vLLM may keep what they have computed.
+        """
+        self._keys.renew()
+        self._known.clear()
+        for tracked in self._tracked.values():
+            tracked.lookup = None
+            tracked.barred = tracked.admitted < math.inf
+        return True
+
+    def shutdown(self) -> None:
+        """End every thread."""
+        self._lookups.close()
+        self._link.close()
+
+    # ---------------------------------------------------------------- inside
+
+    def _plan_saves(self, scheduler_output: Any) -> None:
+        if not self._saves.has_room:
+            return
+        for request_id in scheduler_output.num_scheduled_tokens:
+            tracked = self._tracked[request_id]
+            # Of all requests at every step: first what can be said without a call.
+            if tracked.request.num_computed_tokens < tracked.save_at:
+                continue
+            computed = compat.computed_tokens(tracked.request)
+            if computed >= tracked.save_at and self._may_save(tracked, computed):
+                block_ids = compat.block_ids_of(scheduler_output, request_id)
+                if block_ids is not None:
+                    self._loads.heed(tracked)
+                    self._saves.plan(tracked, computed, block_ids)
+
+    def _may_save(self, tracked: Tracked, computed: int) -> bool:
+        # Blocks that were there at admission may be computed or loaded, by this or another request, in the very step
+        # of the admission. Once a token beyond them is computed, that step has ended.
+        return self._saving and not tracked.barred and computed > tracked.admitted
+
+
+def _client(store: Mapping[str, Any]) -> StoreClient:
+    # It only asks: it moves nothing, and never gets what it has found.
+    return StoreClient(
+        **{"name": "vllm-scheduler", **store, "staging_bytes": 1 << 20, "locations_max": 0, "threads": 1}
+    )

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the scheduler side knows of a request."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from moonpool.connector.lookups import Lookup
+
+__all__ = ["Tracked"]
+
+
+@dataclass(slots=True, eq=False)
+class Tracked:
+    """One request, from when it is added until it has finished. Chunks are counted from the request's beginning.
+
+    Attributes:
+        request: vLLM's.
+        lookup: the latest question what the pool has of it.
+        waiting: since when it is held back for an answer; 0: it is not.
+        reason: why nothing is loaded, for the counters.
+        local: tokens that vLLM's own cache had when it asked last.
+        limit: chunks from this one on are not asked for again, since a load of it has failed.
+        loading: first chunk of the load under way; -1: there is none.
+        admitted: tokens that were there when it was admitted: local ones and loaded ones. They may be computed or
+            loaded by the very step that it is admitted to. inf: it is not admitted.
+        saved: chunks before this one are in the pool, on their way there, or have been tried.
+        found: when the pool was asked what made `saved`.
+        save_at: with so many tokens computed there may be something to save.
+        barred: nothing of it is loaded or saved, since the cache was reset after it had begun.
+    """
+
+    request: Any
+    lookup: Lookup | None = None
+    waiting: float = 0.0
+    reason: str = "absent"
+    local: int = 0
+    limit: int = 1 << 62
+    loading: int = -1
+    admitted: float = math.inf
+    saved: int = 0
+    found: float = -math.inf
+    save_at: int = 0
+    barred: bool = False
