@@ -17,9 +17,10 @@ from pool_chaos.place import MASTERS, NODES, Place
 from pool_chaos.verdict import well_again
 
 SECONDS = 60.0
-#: With what the clients put, more than `high_watermark` of the memory of all nodes, so that a part is pressed down to
-#: disks; and far less than the memory of two of them, so that no put has anything evicted that is not on a disk.
-CHUNKS, DRAM, WATERMARKS = 40, 24 << 20, {"high_watermark": "0.25", "low_watermark": "0.2"}
+#: More than `high_watermark` of the memory of all nodes, so that a part is pressed down to disks, until there is much
+#: room below it again, which drains fill; with what the clients put far less than the memory of two of them, so that no
+#: put has anything evicted that is not on a disk.
+CHUNKS, DRAM, WATERMARKS = 50, 16 << 20, {"high_watermark": "0.3", "low_watermark": "0.1"}
 
 
 @pytest.fixture
