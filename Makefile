@@ -43,7 +43,7 @@ bench: $(STAMPS)/installed  ## Measure this host: the quick sweep of mooncake-be
 test: native-test $(SUITES:%=test-%)  ## Run every test, native and Python
 
 .PHONY: check
-check: lint sanitize fuzz test  ## What CI runs: linters, sanitizers, fuzzers, every test
+check: lint sanitize-address fuzz test  ## What CI runs: linters, the address sanitizer, fuzzers, every test
 
 .PHONY: lint
 lint: $(STAMPS)/lint $(STAMPS)/installed $(STAMPS)/test  ## Run the linters and the type checker
