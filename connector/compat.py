@@ -8,11 +8,20 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Mapping
 from typing import Any, Final
 
 from moonpool.errors import ConfigError
 
-__all__ = ["block_ids_of", "check_version", "computed_tokens", "configured_outside", "layout_of", "tp_replicas"]
+__all__ = [
+    "block_ids_of",
+    "check_version",
+    "computed_tokens",
+    "configured_outside",
+    "has_forward",
+    "layout_of",
+    "tp_replicas",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -56,6 +65,16 @@ def block_ids_of(scheduler_output: Any, request_id: str) -> list[int] | None:
     ask = state.get_block_ids if hasattr(state, "get_block_ids") else state.block_ids.get
     groups = ask(request_id)
     return None if groups is None else groups[0]
+
+
+def has_forward(forward_context: Any, arguments: Mapping[str, Any]) -> bool:
+    """Return whether the step that loads begin with has a forward pass.
+
+    Args:
+        forward_context: as `start_load_kv` gets it.
+        arguments: its others. The newer model runner gives some for steps that compute, and no metadata in the context.
+    """
+    return bool(arguments) or getattr(forward_context, "attn_metadata", None) is not None
 
 
 def layout_of(vllm_config: Any, kv_cache_config: Any) -> str:

@@ -42,7 +42,7 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         compat.check_version()
-        settings, store = _settings(vllm_config.kv_transfer_config)
+        settings, store = _of_extra(vllm_config.kv_transfer_config.kv_connector_extra_config)
         check_supported(vllm_config, kv_cache_config, settings)
         _recompute(vllm_config)
         layout = compat.layout_of(vllm_config, kv_cache_config)
@@ -70,6 +70,11 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         """Return what has happened since the last time."""
         return (self._scheduler or self._the_worker).take_stats()
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """Return whether layers are waited for, which a graph of the whole model would leave out."""
+        return _of_extra(extra_config)[0].load_mode == "layerwise"
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats:
@@ -154,7 +159,8 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Begin the loads of this step."""
         if self._connector_metadata is not None:
-            self._the_worker.start_load(_own(self._connector_metadata))
+            computes = compat.has_forward(forward_context, kwargs)
+            self._the_worker.start_load(_own(self._connector_metadata), computes=computes)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Wait until a layer is loaded."""
@@ -203,8 +209,8 @@ def _own(metadata: KVConnectorMetadata) -> MoonpoolMetadata:
     return metadata
 
 
-def _settings(transfer: Any) -> tuple[ConnectorSettings, Mapping[str, Any]]:
-    extra = dict(transfer.kv_connector_extra_config)
+def _of_extra(given: Mapping[str, Any]) -> tuple[ConnectorSettings, Mapping[str, Any]]:
+    extra = dict(given)
     store = extra.pop("store_client", {})
     if not isinstance(store, Mapping):
         raise ConfigError(

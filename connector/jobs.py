@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["LoadJob", "SaveJob"]
+__all__ = ["FetchJob", "LoadJob", "SaveJob"]
 
 
 @dataclass(slots=True)
@@ -24,6 +24,7 @@ class LoadJob:
         is_async: the request waits, and the load may take until its timeout while others run. Else the blocks have to
             be there before this step computes.
         timeout: seconds, from when the worker hears of it. What has not come by then has failed.
+        fetch_id: of the fetch that has brought its chunks into host memory, from where they come; 0: from the pool.
     """
 
     request_id: str
@@ -31,6 +32,26 @@ class LoadJob:
     begin_block: int
     block_ids: list[int]
     is_async: bool
+    timeout: float
+    fetch_id: int = 0
+
+
+@dataclass(slots=True)
+class FetchJob:
+    """Chunks that are to be in host memory before the request that needs them gets any blocks.
+
+    They stay there until a load takes them, or the fetch is dropped.
+
+    Attributes:
+        fetch_id: of the scheduler side, never used again.
+        request_id: for messages.
+        hashes: keys of the chunks, 32 bytes each, in order.
+        timeout: seconds, from when the worker hears of it. What has not come by then does not come any more.
+    """
+
+    fetch_id: int
+    request_id: str
+    hashes: bytes
     timeout: float
 
 

@@ -31,6 +31,8 @@ __all__ = ["SEAL_BYTES", "Area", "CacheLayoutError", "Int64s", "PagedCache", "na
 
 Int64s = npt.NDArray[np.int64]
 Spans = tuple[tuple[list[Region], Int64s], Int64s, Int64s, Int64s]
+#: Of each range: in which row of the table its chunk is; where the range begins in it; how long it is. And the places.
+Parts = tuple[npt.NDArray[np.intp], Int64s, Int64s, Spans]
 
 _HNC: Final = "HNC"
 _NHC: Final = "NHC"
@@ -104,6 +106,9 @@ class PagedCache:
     Attributes:
         chunk_blocks: of one chunk.
         chunk_bytes: of one chunk, as this worker stores it.
+        num_blocks: how many there are.
+        layer_of: number of each layer by its name, in the order of the bytes of a chunk. Names may share one.
+        layer_bytes: of one chunk, in each layer.
         regions: one for each storage.
 
     Raises:
@@ -121,15 +126,20 @@ class PagedCache:
         order = _inner_order(kv_cache_layout)
         storages: dict[int, _Storage] = {}
         layers: dict[_Pages, None] = {}
+        pages: dict[str, _Pages] = {}
         known: list[object] = [_FORMAT, order]
         for layer in sorted(kv_caches, key=_natural):
             view = kv_caches[layer]
-            layers[_pages_of(layer, view, num_blocks, order, storages)] = None
+            pages[layer] = _pages_of(layer, view, num_blocks, order, storages)
+            layers[pages[layer]] = None
             known.append((layer, view.shape[0] // num_blocks, *view.shape[1:], str(view.dtype)))
         if not layers:
             raise CacheLayoutError("vLLM has no layers with a KV cache", hint="run without the connector")
-        self._num_blocks = num_blocks
+        self.num_blocks = num_blocks
         self.chunk_blocks = chunk_blocks
+        places = {layer: number for number, layer in enumerate(layers)}
+        self.layer_of = {layer: places[its] for layer, its in pages.items()}
+        self.layer_bytes = [chunk_blocks * len(layer.runs) * layer.run_bytes for layer in layers]
         numbers = {address: number for number, address in enumerate(storages)}
         for storage in storages.values():
             _check_apart([layer for layer in layers if layer.storage == storage.address], storage, num_blocks)
@@ -168,8 +178,8 @@ class PagedCache:
             IndexError: there is no such block.
         """
         blocks = np.asarray(block_ids, dtype=np.int64)
-        if len(blocks) and not 0 <= int(blocks.min()) <= int(blocks.max()) < self._num_blocks:
-            raise IndexError(f"blocks {blocks.min()} to {blocks.max()} of {self._num_blocks}")
+        if len(blocks) and not 0 <= int(blocks.min()) <= int(blocks.max()) < self.num_blocks:
+            raise IndexError(f"blocks {blocks.min()} to {blocks.max()} of {self.num_blocks}")
         rows = -(-(begin_block + len(blocks)) // self.chunk_blocks)
         table = np.full(rows * self.chunk_blocks, -1, dtype=np.int64)
         table[begin_block : begin_block + len(blocks)] = blocks
@@ -207,13 +217,55 @@ class PagedCache:
             good[row] = there[self.chunk_bytes - SEAL_BYTES : self.chunk_bytes].tobytes() == self._seal
         return good
 
-    def scatter(self, blocks: Int64s, area: Area) -> None:
-        """Copy the chunk that is in the area as a whole to its blocks; -1: not this one."""
-        targets = blocks[self._block]
-        for number, region in enumerate(self.regions):
+    def parts(self, table: Int64s, first: int, last: int, seals: Region) -> Parts:
+        """Return ranges of chunks, and where they go, for layers from `first` on and before `last`.
+
+        A chunk of which every block goes somewhere is one range; of others each layer is one. Seals come with the last
+        layer.
+
+        Args:
+            table: the blocks of a chunk in each row, -1 where they are left out. What is left out of a chunk is at its
+                beginning or its end.
+            first: number of a layer.
+            last: number of a layer, or of how many there are.
+            seals: where seals go, one after the other.
+        """
+        sealed = last == len(self.layer_bytes)
+        pieces = slice(self._layer_ends[first], self._layer_ends[last] + sealed)
+        where = self._offset[pieces] + table[:, self._block[pieces]] * self._stride[pieces]
+        used = table[:, self._block[pieces]] >= 0
+        if sealed:
+            where[:, -1], used[:, -1] = np.arange(len(table)) * SEAL_BYTES, True
+        begins = used.copy()
+        begins[:, 1:] &= ~used[:, :-1]
+        counts = np.bincount(np.cumsum(begins)[used.ravel()] - 1)
+        lengths = np.broadcast_to(self._length[pieces], used.shape)[used]
+        sizes = np.add.reduceat(lengths, np.cumsum(counts) - counts)
+        which = np.broadcast_to(self._storage[pieces], used.shape)[used]
+        starts = np.broadcast_to(self._at[pieces], used.shape)[begins]
+        return np.nonzero(begins)[0], starts, sizes, (([*self.regions, seals], which), where[used], lengths, counts)
+
+    def are_seals(self, region: Region, begins: Int64s) -> npt.NDArray[np.bool_]:
+        """Return whether the seal of this worker is at these places."""
+        there = np.frombuffer(memoryview(region), dtype=np.uint8)[begins[:, None] + np.arange(SEAL_BYTES)]
+        good: npt.NDArray[np.bool_] = (there == np.frombuffer(self._seal, dtype=np.uint8)).all(axis=1)
+        return good
+
+    def scatter(self, table: Int64s, region: Region, begins: Int64s) -> None:
+        """Copy whole chunks to their blocks.
+
+        Args:
+            table: the blocks of a chunk in each row; -1: not this one.
+            region: where the chunks are.
+            begins: where in it each of them is.
+        """
+        targets = table[:, self._block]
+        in_cache = self._offset + targets * self._stride
+        there = begins[:, None] + self._at
+        lengths = np.broadcast_to(self._length, targets.shape)
+        for number, storage in enumerate(self.regions):
             here = (targets >= 0) & (self._storage == number)
-            in_cache = self._offset[here] + targets[here] * self._stride[here]
-            copy_batch(region, in_cache, area.region, area.begin + self._at[here], self._length[here])
+            copy_batch(storage, in_cache[here], region, there[here], lengths[here])
 
     def _spans(self, table: Int64s, seals: Region, seals_at: Int64s) -> Spans:
         where = self._offset + table[:, self._block] * self._stride
@@ -229,6 +281,7 @@ class PagedCache:
         counts = [chunk_blocks * len(layer.runs) for layer in layers] + [1]
         blocks = [np.repeat(np.arange(chunk_blocks), len(layer.runs)) for layer in layers]
         offsets = [layer.offset + np.tile(np.array(layer.runs, dtype=np.int64), chunk_blocks) for layer in layers]
+        self._layer_ends = [0, *itertools.accumulate(counts[:-1])]
         self._block = np.concatenate([*blocks, [0]])
         self._offset = np.concatenate([*offsets, [0]])
         self._stride = np.repeat([layer.stride for layer in layers] + [0], counts)

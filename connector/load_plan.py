@@ -8,9 +8,11 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from moonpool.connector.choice import Choice
 from moonpool.connector.keys import Keys
 from moonpool.connector.lookups import Lookups
 from moonpool.connector.metadata import LoadJob
+from moonpool.connector.prefetch_plan import Fetches
 from moonpool.connector.settings import ConnectorSettings
 from moonpool.connector.tracked import Tracked
 
@@ -47,10 +49,17 @@ class Loads:
         settings: of the connector.
         block_tokens: tokens of one block.
         counts: hits and misses by reason are counted here.
+        workers: how many of them load.
     """
 
     def __init__(
-        self, lookups: Lookups, keys: Keys, settings: ConnectorSettings, block_tokens: int, counts: Counter[str]
+        self,
+        lookups: Lookups,
+        keys: Keys,
+        settings: ConnectorSettings,
+        block_tokens: int,
+        counts: Counter[str],
+        workers: int,
     ) -> None:
         self._lookups = lookups
         self._keys = keys
@@ -58,6 +67,9 @@ class Loads:
         self._block_tokens = block_tokens
         self._counts = counts
         self._is_async = settings.load_mode == "async"
+        self.fetches = Fetches(keys, workers)
+        self.choice = Choice(settings, counts) if settings.load_choice == "adaptive" else None
+        self._fetches_first = settings.load_mode == "prefetch"
         self._filling: dict[str, _Filling] = {}
         self._pool: Any = None
         self._jobs: list[LoadJob] = []
@@ -76,7 +88,9 @@ class Loads:
     def matched(self, tracked: Tracked, local: int) -> int | None:
         """Return how many tokens the pool has beyond the local ones; None: it has not answered yet."""
         tracked.local = local
-        found = None if self._is_filled_now(tracked.request, local) else self._found(tracked, local)
+        if self._is_filled_now(tracked.request, local):
+            return None
+        found = self._found(tracked, local) if tracked.fetch is None else self._fetched(tracked, local)
         if found is None:
             return None
         tracked.waiting = 0.0
@@ -85,18 +99,25 @@ class Loads:
         # written to.
         end = min(found * self._settings.chunk_tokens, (request.num_tokens - 1) // step * step)
         tokens = end - local
-        if tokens <= 0:
+        if tokens <= 0 or tokens < self._settings.load_tokens_min:
             if found:
-                tracked.reason = "local"
+                tracked.reason = "local" if tokens <= 0 else "short"
+            self.fetches.drop(tracked)
             return 0
-        if tokens < self._settings.load_tokens_min:
-            tracked.reason = "short"
+        if tracked.fetch is not None:
+            return int(tokens)
+        if not self._is_chosen(tracked, local, tokens):
+            tracked.reason = "slower"
             return 0
+        if self._fetches_first:
+            self._fetch(tracked, local, end)
+            return None
         return int(tokens)
 
     def admit(self, tracked: Tracked, block_ids: list[int], tokens: int) -> None:
         """Plan the load of a request that is admitted with so many tokens from the pool, maybe none."""
         if not tokens:
+            self.fetches.drop(tracked)
             self._counts["misses_" + tracked.reason] += 1
             return
         size, step = self._settings.chunk_tokens, self._block_tokens
@@ -104,6 +125,9 @@ class Loads:
         first, last = begin // size, -(-end // size)
         tracked.loading = first
         tracked.saved = max(tracked.saved, last)
+        tracked.chosen = None
+        if self.choice is not None and not self._fetches_first:
+            self.choice.load_begins(tracked.request.request_id, tokens)
         self._counts["hits"] += 1
         self._counts["hit_tokens"] += tokens
         if not self._is_async:
@@ -120,6 +144,7 @@ class Loads:
                 block_ids=block_ids[begin // step : end // step],
                 is_async=self._is_async,
                 timeout=self._settings.load_timeout,
+                fetch_id=self.fetches.take(tracked) if self._fetches_first else 0,
             )
         )
 
@@ -144,6 +169,7 @@ class Loads:
 
     def finished(self, tracked: Tracked, *, parked: bool) -> None:
         """A request needs nothing any more; `parked`: it still waits for a load."""
+        self.fetches.drop(tracked)
         if tracked.lookup is not None:
             tracked.lookup.abandoned = True
         if parked:
@@ -173,6 +199,43 @@ class Loads:
         return any(
             one.block < blocks and request.block_hashes[one.block] == one.first for one in self._filling.values()
         )
+
+    def _is_chosen(self, tracked: Tracked, local: int, tokens: int) -> bool:
+        """Whether these tokens are to be loaded: chosen once, until vLLM or the pool has others."""
+        if self.choice is None:
+            return True
+        if tracked.chosen is None or tracked.chosen[:2] != (local, tokens):
+            tracked.chosen = local, tokens, self.choice.loads(tracked.request.request_id, tokens)
+        return tracked.chosen[2]
+
+    def _fetch(self, tracked: Tracked, local: int, end: int) -> None:
+        size, timeout = self._settings.chunk_tokens, self._settings.load_timeout
+        first, last = local // size, -(-end // size)
+        if self.choice is not None:
+            # As long as computing would take: after that, it is.
+            timeout = min(timeout, self.choice.compute_seconds(end - local) or timeout)
+        fetch_id = self.fetches.begin(tracked, first, last, timeout)
+        if self.choice is not None:
+            self.choice.load_begins(fetch_id, end - local)
+
+    def _fetched(self, tracked: Tracked, local: int) -> int | None:
+        """Return the chunk after those that are in host memory; None: not known yet."""
+        fetch = tracked.fetch
+        assert fetch is not None
+        slow = fetch.workers > 0
+        if slow and time.monotonic() < fetch.until:
+            return None
+        if not slow and fetch.good < fetch.chunks:
+            # Once they are computed, the others may be saved.
+            tracked.limit = min(tracked.limit, fetch.end)
+            tracked.saved, tracked.save_at = min(tracked.saved, fetch.end), 0
+        if not slow and fetch.good and local >= fetch.first * self._settings.chunk_tokens:
+            return fetch.end
+        # It is computed: a prefetch is not waited for twice.
+        tracked.reason = "slow" if slow else "absent"
+        tracked.limit = min(tracked.limit, fetch.first)
+        self.fetches.drop(tracked)
+        return 0
 
     def _wanted(self, tracked: Tracked) -> int:
         """How many chunks it is worth asking for."""

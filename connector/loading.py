@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from moonpool.store_client import GetResults, StoreClient
     from moonpool.transfer_engine import TransferEngine
 
-__all__ = ["Load", "Loads"]
+__all__ = ["CUT_SHORT", "HASH_BYTES", "OK", "Load", "Loads", "complain_of_layout", "good_of"]
 
-_HASH_BYTES: Final = 32
+HASH_BYTES: Final = 32
 # numpy takes an enumeration for an object to be asked about itself, at every use.
-_OK: Final = int(Outcome.OK)
-_CUT_SHORT: Final = {int(Outcome.MISS): "load_chunks_missed", int(Outcome.CORRUPT): "load_chunks_corrupt"}
+OK: Final = int(Outcome.OK)
+CUT_SHORT: Final = {int(Outcome.MISS): "load_chunks_missed", int(Outcome.CORRUPT): "load_chunks_corrupt"}
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -53,12 +53,37 @@ class Load(Moving):
     @property
     def chunks(self) -> int:
         """How many chunks it is of."""
-        return len(self.job.hashes) // _HASH_BYTES
+        return len(self.job.hashes) // HASH_BYTES
 
     @property
     def failed_blocks(self) -> list[int]:
         """The blocks that have not come."""
         return self.job.block_ids[max(0, self.good * self.chunk_blocks - self.job.begin_block) :]
+
+
+def good_of(got: GetResults, chunk_bytes: int, sealed: npt.NDArray[np.bool_], counts: Counts) -> int:
+    """Return how many of the first chunks have come, whole and as this worker stores them."""
+    outcomes = np.frombuffer(got.outcomes, dtype=np.uint8)
+    bad = (outcomes != OK) | (np.array(got.lengths) != chunk_bytes) | ~sealed
+    if not bad.any():
+        return len(got)
+    first = int(bad.argmax())
+    counts.add(**{CUT_SHORT.get(int(outcomes[first]), "load_chunks_failed"): 1})
+    if outcomes[first] == OK:
+        complain_of_layout(counts)
+    if first in got.errors:
+        counts.complain("a chunk cannot be had and is computed", got.errors[first])
+    return first
+
+
+def complain_of_layout(counts: Counts) -> None:
+    """Say that a chunk has another seal."""
+    counts.complain(
+        "a chunk cannot be used",
+        CacheLayoutError(
+            "a chunk was stored by a worker whose cache has another layout", hint="a `tenant` for each of them"
+        ),
+    )
 
 
 class Loads(Crew[Load]):
@@ -139,40 +164,21 @@ class Loads(Crew[Load]):
 
     def _bring(self, client: StoreClient, load: Load, rows: Int64s, area: Area) -> int:
         """Get chunks into these blocks; return how many of the first ones have come."""
-        begin = load.good * _HASH_BYTES
-        hashes = load.job.hashes[begin : begin + len(rows) * _HASH_BYTES]
+        begin = load.good * HASH_BYTES
+        hashes = load.job.hashes[begin : begin + len(rows) * HASH_BYTES]
         places = self._cache.destinations(rows, area)
         left = max(0.001, load.until - time.monotonic())
         got = client.get_into(self._pool.namespace, hashes, places, shard=self._pool.shard, timeout=left)
         self._pool.link.answered()
-        good = self._good(got, self._cache.sealed(rows, area))
+        good = good_of(got, self._cache.chunk_bytes, self._cache.sealed(rows, area), self._counts)
         staged = [row for row in partial_rows(rows).tolist() if row < good]
-        for row in staged:
-            self._cache.scatter(rows[row], area)
+        if staged:
+            self._cache.scatter(rows[staged], area.region, np.array([area.begin]))
         size = self._cache.chunk_bytes
         self._counts.add(
             load_chunks=good, load_straight_bytes=(good - len(staged)) * size, load_staged_bytes=len(staged) * size
         )
         return good
-
-    def _good(self, got: GetResults, sealed: npt.NDArray[np.bool_]) -> int:
-        """Return how many of the first chunks have come, whole and as this worker stores them."""
-        outcomes = np.frombuffer(got.outcomes, dtype=np.uint8)
-        bad = (outcomes != _OK) | (np.array(got.lengths) != self._cache.chunk_bytes) | ~sealed
-        if not bad.any():
-            return len(got)
-        first = int(bad.argmax())
-        self._counts.add(**{_CUT_SHORT.get(int(outcomes[first]), "load_chunks_failed"): 1})
-        if outcomes[first] == _OK:
-            self._counts.complain(
-                "a chunk cannot be used",
-                CacheLayoutError(
-                    "a chunk was stored by a worker whose cache has another layout", hint="a `tenant` for each of them"
-                ),
-            )
-        if first in got.errors:
-            self._counts.complain("a chunk cannot be had and is computed", got.errors[first])
-        return first
 
     def _cut_short(self, load: Load, reason: str) -> str:
         if load.good:

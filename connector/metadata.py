@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
-from moonpool.connector.jobs import LoadJob, SaveJob
+from moonpool.connector.jobs import FetchJob, LoadJob, SaveJob
 
-__all__ = ["LoadJob", "MoonpoolMetadata", "MoonpoolWorkerMetadata", "SaveJob"]
+__all__ = ["FetchJob", "LoadJob", "MoonpoolMetadata", "MoonpoolWorkerMetadata", "SaveJob"]
 
 
 @dataclass(slots=True)
@@ -24,11 +24,15 @@ class MoonpoolMetadata(KVConnectorMetadata):
         loads: to begin with this step.
         saves: to begin after what was computed in earlier steps; never of tokens that this step computes.
         cancelled: requests that need what they load no more. Each still ends, as finished and sooner.
+        fetches: to begin with this step.
+        dropped: fetches whose chunks nobody waits for any more.
     """
 
     loads: list[LoadJob] = field(default_factory=list)
     saves: list[SaveJob] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
+    fetches: list[FetchJob] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -40,11 +44,17 @@ class MoonpoolWorkerMetadata(KVConnectorWorkerMetadata):
         loaded: request -> how many chunks of its load, counted from the first, are in the cache of every worker.
             For every load that has ended in this step.
         unsaved: jobs among `ended_saves` of which not everything is in the pool.
+        fetched: fetches that have ended -> how many workers say so, and how many chunks, counted from the first, are
+            in the host memory of all of these.
+        times: loads (by request) and fetches (by number) that have ended -> how many chunks came, in how many seconds
+            of the slowest worker, and whether it was late or failed.
     """
 
     ended_saves: dict[int, int] = field(default_factory=dict)
     loaded: dict[str, int] = field(default_factory=dict)
     unsaved: set[int] = field(default_factory=set)
+    fetched: dict[int, tuple[int, int]] = field(default_factory=dict)
+    times: dict[str | int, tuple[int, float, bool]] = field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> MoonpoolWorkerMetadata:
         """Return what both workers say together."""
@@ -54,4 +64,12 @@ class MoonpoolWorkerMetadata(KVConnectorWorkerMetadata):
             ended[job_id] = ended.get(job_id, 0) + workers
         for request_id, chunks in other.loaded.items():
             loaded[request_id] = min(chunks, loaded.get(request_id, chunks))
-        return MoonpoolWorkerMetadata(ended, loaded, self.unsaved | other.unsaved)
+        fetched = dict(self.fetched)
+        for fetch_id, (workers, chunks) in other.fetched.items():
+            before, least = fetched.get(fetch_id, (0, chunks))
+            fetched[fetch_id] = before + workers, min(least, chunks)
+        times = dict(self.times)
+        for name, (chunks, seconds, trouble) in other.times.items():
+            fewest, slowest, before_trouble = times.get(name, (chunks, 0.0, False))
+            times[name] = min(fewest, chunks), max(slowest, seconds), trouble or before_trouble
+        return MoonpoolWorkerMetadata(ended, loaded, self.unsaved | other.unsaved, fetched, times)

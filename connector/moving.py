@@ -24,6 +24,7 @@ __all__ = ["Crew", "Moving", "Pool", "window_chunks"]
 _log = logging.getLogger("moonpool.connector")
 #: What goes together: so little that a cancelled load ends soon, so much that calls cost nothing beside it.
 _WINDOW_BYTES: Final = 32 << 20
+_SEVERAL: Final = {"load": "loads", "save": "saves", "prefetch": "prefetches"}
 #: Until the threads have noticed that the client is closed.
 _CLOSE_SECONDS: Final = 10.0
 
@@ -64,13 +65,24 @@ class Moving:
         until: when its time is over, of `time.monotonic`.
         began: when the worker heard of it.
         cancelled: nobody needs it any more.
+        started: when a thread took it up; 0: none has.
+        seconds: how long that took.
+        reason: what came of it, as it is counted.
         state: how far it is. While it is running, its blocks are written or read.
     """
 
     until: float
     began: float = field(default_factory=time.monotonic)
     cancelled: bool = False
+    started: float = 0.0
+    seconds: float = 0.0
+    reason: str = ""
     state: _State = _State.WAITING
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return self.state is _State.ENDED
 
 
 T = TypeVar("T", bound=Moving)
@@ -85,7 +97,7 @@ class Crew(Generic[T]):
     Methods are those of the worker's main thread. `close` ends the threads.
     """
 
-    def __init__(self, kind: Literal["load", "save"], link: PoolLink, counts: Counts, threads: int) -> None:
+    def __init__(self, kind: Literal["load", "save", "prefetch"], link: PoolLink, counts: Counts, threads: int) -> None:
         self._kind = kind
         self._link = link
         self._counts = counts
@@ -166,10 +178,12 @@ class Crew(Generic[T]):
         return True
 
     def _end(self, item: T, reason: str) -> None:
-        item.state = _State.ENDED
+        now = time.monotonic()
+        item.state, item.reason = _State.ENDED, reason
+        item.seconds = now - item.started if item.started else 0.0
         self._ended.append(item)
-        self._counts.add(**{f"{self._kind}s_{reason}": 1})
-        self._counts.observe(f"{self._kind}_seconds", time.monotonic() - item.began)
+        self._counts.add(**{f"{_SEVERAL[self._kind]}_{reason}": 1})
+        self._counts.observe(f"{self._kind}_seconds", now - item.began)
         self._changed.notify_all()
 
     # ---------------------------------------------------------------- on the threads
@@ -197,6 +211,6 @@ class Crew(Generic[T]):
                     continue
                 item = self._queue.popleft()
                 if item.state is _State.WAITING:
-                    item.state = _State.RUNNING
+                    item.state, item.started = _State.RUNNING, time.monotonic()
                     return item
             return None

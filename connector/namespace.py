@@ -126,12 +126,13 @@ def check_supported(vllm_config: Any, kv_cache_config: Any, settings: ConnectorS
                 f"{name} is {size}: the tokens of a chunk would be spread over workers, which is not supported",
                 hint=f"--{name.replace('_', '-')} 1",
             )
-    if settings.load_mode == "sync" and vllm_config.max_concurrent_batches > 1:
+    if settings.load_mode in ("sync", "layerwise") and vllm_config.max_concurrent_batches > 1:
         # vLLM takes the tokens of the next step, which ran ahead on what was not loaded, for good ones:
         # `Scheduler.update_from_output` drops those of the step that tells of the failure only.
         raise ConfigError(
-            "load_mode is sync, and steps run ahead of each other: a load that fails would be noticed too late",
-            hint='"load_mode": "async", or --no-async-scheduling and one pipeline stage',
+            f"load_mode is {settings.load_mode}, and steps run ahead of each other: a load that fails would be noticed "
+            "too late",
+            hint='"load_mode": "async" or "prefetch", or --no-async-scheduling and one pipeline stage',
         )
     if getattr(cache, "calculate_kv_scales", False):
         raise ConfigError(

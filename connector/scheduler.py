@@ -57,14 +57,15 @@ class SchedulerSide:
             most=settings.lookups_max,
             retry=settings.retry,
         )
-        self._loads = Loads(self._lookups, self._keys, settings, block_tokens, self._counts)
+        workers = vllm_config.parallel_config.world_size
+        self._loads = Loads(self._lookups, self._keys, settings, block_tokens, self._counts, workers)
         self._saves = Saves(
             self._link,
             self._keys,
             self._known,
             settings,
             blocks,
-            vllm_config.parallel_config.world_size,
+            workers,
             self._counts,
             self._events,
         )
@@ -115,23 +116,33 @@ class SchedulerSide:
         if self._saving:
             self._plan_saves(scheduler_output)
         loads, cancelled = self._loads.take()
-        return MoonpoolMetadata(loads, self._saves.take(), cancelled)
+        if self._loads.choice is not None:
+            waits = any(not load.is_async for load in loads)
+            self._loads.choice.step_begins(scheduler_output, waits=waits)
+        return MoonpoolMetadata(loads, self._saves.take(), cancelled, *self._loads.fetches.told())
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Take what the workers say of a step."""
         said = connector_output.kv_connector_worker_meta
+        choice = self._loads.choice
+        if choice is not None:
+            choice.step_ended()
+            for name, (chunks, seconds, trouble) in said.times.items() if said is not None else ():
+                choice.load_ended(name, chunks * self._settings.chunk_tokens, seconds, trouble=trouble)
         if said is not None:
             assert isinstance(said, MoonpoolWorkerMetadata)
             for request_id, chunks in said.loaded.items():
                 self._loads.loaded(request_id, self._tracked.get(request_id), chunks)
             self._saves.ended(said)
+            for fetch_id, (workers, chunks) in said.fetched.items():
+                self._loads.fetches.fetched(fetch_id, workers, chunks)
         for request_id in connector_output.finished_recving or ():
             if (tracked := self._tracked.get(request_id)) is not None:
                 tracked.loading = -1
 
     def has_pending_push_work(self) -> bool:
-        """Whether the engine has to go on stepping without requests, so that saves end."""
-        return self._saves.pending > 0
+        """Whether the engine has to go on stepping without requests, so that saves end and workers know of it."""
+        return self._saves.pending > 0 or self._loads.fetches.untold
 
     # ---------------------------------------------------------------- the rest
 
@@ -153,6 +164,8 @@ class SchedulerSide:
             self._idle_said = not (saves.pending or waiting)
         elif not self._counts:
             return None
+        if self._loads.choice is not None:
+            state |= self._loads.choice.state
         data = {**self._counts, **state}
         self._counts.clear()
         return ConnectorStats(data=data)
@@ -171,6 +184,7 @@ class SchedulerSide:
         self._known.clear()
         for tracked in self._tracked.values():
             tracked.lookup = None
+            self._loads.fetches.drop(tracked)
             tracked.barred = tracked.admitted < math.inf
         return True
 

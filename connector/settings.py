@@ -34,14 +34,29 @@ class ConnectorSettings:
     chunk_tokens: int = setting(256, "Tokens of one chunk: a multiple of the block size.", minimum=1, maximum=1 << 16)
     load_mode: str = setting(
         "async",
-        "How a prefix that the pool has comes into the cache. sync: before the step that computes the rest. async: in "
-        "the background, while other requests run. off: never.",
-        choices=("sync", "async", "off"),
+        "How a prefix that the pool has comes into the cache. sync: before the step that computes the rest. "
+        "layerwise: during that step, each layer while those before it compute. async: in the background, while other "
+        "requests run. prefetch: into host memory in the background, and into the cache once all of it is there: a "
+        "request holds no blocks of the cache meanwhile. off: never.",
+        choices=("sync", "layerwise", "async", "prefetch", "off"),
     )
     save_mode: str = setting(
         "all",
         "What is put into the pool: all (prompts and generated tokens), prompt, or off.",
         choices=("all", "prompt", "off"),
+    )
+    load_choice: str = setting(
+        "always",
+        "What of the pool's is loaded. always: everything. adaptive: what is quicker to load than to compute, as both "
+        "were measured, and less while loads are late or fail.",
+        choices=("always", "adaptive"),
+    )
+    load_probe: float = setting(
+        5.0,
+        "How often a load is tried that would not be (`load_choice` adaptive), since it may be quicker by now.",
+        unit="seconds",
+        minimum=0.01,
+        maximum=_HOUR,
     )
     load_tokens_min: int = setting(
         0, "A load that would save fewer tokens than this is not begun.", minimum=0, maximum=1 << 30
@@ -86,6 +101,14 @@ class ConnectorSettings:
         unit="bytes",
         minimum=1 << 20,
         maximum=1 << 40,
+    )
+    prefetch_bytes: int = setting(
+        1 << 30,
+        "Most registered host memory of each worker for chunks that were fetched (`load_mode` prefetch). Chunks that "
+        "no request waits for stay until others need their room.",
+        unit="bytes",
+        minimum=1 << 16,
+        maximum=1 << 44,
     )
     load_threads: int = setting(2, "Loads of one worker at the same time.", minimum=1, maximum=64)
     save_threads: int = setting(1, "Saves of one worker at the same time.", minimum=1, maximum=64)

@@ -28,6 +28,15 @@ COUNTERS: Final = {
     "load_chunks_failed": "Loads cut short by a chunk that could not be read.",
     "load_straight_bytes": "Bytes loaded straight into the cache.",
     "load_staged_bytes": "Bytes of chunks loaded through the staging area, since only a part of them was needed.",
+    "load_layer_bytes": "Bytes loaded layer by layer.",
+    "prefetches_ok": "Fetches into host memory of which every chunk came.",
+    "prefetches_missing": "Fetches of which a chunk was no longer there, or spoilt.",
+    "prefetches_failed": "Fetches that ended with an error.",
+    "prefetches_late": "Fetches that had not come when their time was over.",
+    "prefetches_away": "Fetches that found the pool out of reach.",
+    "prefetches_cancelled": "Fetches that nobody needed any more.",
+    "prefetches_full": "Fetches of more than the buffer had room for.",
+    "prefetch_bytes": "Bytes fetched into host memory.",
     "saves_ok": "Saves of which every chunk is in the pool.",
     "saves_already": "Saves of chunks that were all there.",
     "saves_failed": "Saves that ended with an error.",
@@ -47,6 +56,9 @@ COUNTERS: Final = {
     "misses_away": "Requests that came while the pool was out of reach.",
     "misses_failed": "Requests whose look-up ended with an error, or whose load has failed before.",
     "misses_full": "Requests that came while too many look-ups waited.",
+    "misses_slow": "Requests whose prefetch took too long, so that they are computed.",
+    "misses_slower": "Requests that are quicker to compute than to load, or that come while loads are late or fail.",
+    "load_probes": "Loads that were begun although computing seemed quicker.",
     "misses_off": "Requests that came while nothing is loaded.",
     "chunks_planned": "Chunks that the workers were told to save.",
     "chunks_dropped_full": "Chunks not saved when their request ended, since too many blocks or saves waited.",
@@ -58,11 +70,16 @@ GAUGES: Final = {
     "saves_open": "Saves under way.",
     "oldest_transfer_seconds": "How long the oldest load or save has been under way.",
     "lookups_waiting": "Look-ups that wait for the master.",
+    "load_level": "Of the adaptive choice: 0 every load, 1 one at a time, 2 none.",
+    "load_tokens_per_second": "Of the adaptive choice: how fast loads are, beyond their latency.",
+    "load_latency_seconds": "Of the adaptive choice: what a load takes however short it is.",
+    "compute_tokens_per_second": "Of the adaptive choice: how fast prompts are computed.",
     "pinned_blocks": "Blocks of the cache that saves keep from being used again.",
 }
 #: ``moonpool_connector_<name>``.
 HISTOGRAMS: Final = {
     "load_seconds": "From when a worker hears of a load until it has ended.",
+    "prefetch_seconds": "From when a worker hears of a fetch until it has ended.",
     "save_seconds": "From when a worker hears of a save until it has ended.",
 }
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moonpool.connector.lookups import Lookup
+
+if TYPE_CHECKING:
+    from moonpool.connector.prefetch_plan import Fetching
 
 __all__ = ["Tracked"]
 
@@ -29,6 +32,8 @@ class Tracked:
         saved: chunks before this one are in the pool, on their way there, or have been tried.
         found: when the pool was asked what made `saved`.
         save_at: with so many tokens computed there may be something to save.
+        fetch: what is fetched into host memory for it, or is there.
+        chosen: the latest choice: (tokens that vLLM had, those that the pool has beyond, whether these are loaded).
         barred: nothing of it is loaded or saved, since the cache was reset after it had begun.
     """
 
@@ -43,4 +48,6 @@ class Tracked:
     saved: int = 0
     found: float = -math.inf
     save_at: int = 0
+    fetch: Fetching | None = None
+    chosen: tuple[int, int, bool] | None = None
     barred: bool = False

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The worker side: moves what the scheduler side has decided, and never makes a step wait for the pool.
 
-Only loads that a step cannot do without (sync) are waited for, each as long as its timeout.
+Only loads that a step cannot do without (sync, layerwise) are waited for, each as long as its timeout.
 """
 
 from __future__ import annotations
@@ -9,15 +9,17 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from moonpool.connector.compat import layout_of
 from moonpool.connector.counting import Counts
+from moonpool.connector.layerwise import Layerwise
 from moonpool.connector.layout import CacheLayoutError, PagedCache
-from moonpool.connector.loading import Loads
+from moonpool.connector.loading import Load, Loads
 from moonpool.connector.metadata import MoonpoolMetadata, MoonpoolWorkerMetadata
 from moonpool.connector.moving import Pool
 from moonpool.connector.pool import PoolLink
+from moonpool.connector.prefetching import Prefetches
 from moonpool.connector.saving import Saves
 from moonpool.connector.stats import ConnectorStats
 from moonpool.store_client import StoreClient, StoreClientSettings
@@ -29,6 +31,10 @@ if TYPE_CHECKING:
     from moonpool.transfer_engine import TransferEngine
 
 __all__ = ["WorkerSide"]
+
+
+#: Ends of loads that tell of a pool under pressure.
+_TROUBLE: Final = ("late", "failed")
 
 
 class WorkerSide:
@@ -57,6 +63,7 @@ class WorkerSide:
     ) -> None:
         self._settings = settings
         self._plan = plan
+        self._drafts = getattr(vllm_config, "speculative_config", None) is not None
         self._kv_cache_config = kv_cache_config
         self._layout = layout_of(vllm_config, kv_cache_config)
         self._counts = Counts()
@@ -92,9 +99,20 @@ class WorkerSide:
             self._pool,
             cache,
             self._counts,
-            threads=settings.load_threads if settings.load_mode != "off" else 0,
+            threads=settings.load_threads if settings.load_mode in ("sync", "async") else 0,
             staging_bytes=settings.staging_bytes,
         )
+        if settings.load_mode == "prefetch":
+            self._parts.prefetches = Prefetches(
+                engine,
+                self._pool,
+                cache,
+                self._counts,
+                threads=settings.load_threads,
+                buffer_bytes=settings.prefetch_bytes,
+            )
+        if settings.load_mode == "layerwise":
+            self._parts.layerwise = Layerwise(engine, self._pool, cache, self._counts, drafts=self._drafts)
         self._parts.saves = Saves(
             self._pool,
             cache,
@@ -109,15 +127,30 @@ class WorkerSide:
     def handle_preemptions(self, metadata: MoonpoolMetadata) -> None:
         """Nothing: blocks that are being saved are pinned, and a request that loads is not preempted."""
 
-    def start_load(self, metadata: MoonpoolMetadata) -> None:
-        """Begin the loads of a step, and wait for those that it cannot do without. Again: nothing."""
+    def start_load(self, metadata: MoonpoolMetadata, *, computes: bool = True) -> None:
+        """Begin the loads of a step, and wait for those that it cannot do without. Again: nothing.
+
+        Args:
+            metadata: of the step.
+            computes: whether it has a forward pass, which waits for layers.
+        """
         if metadata is self._begun[0]:
             return
         self._begun[0] = metadata
+        loads, layerwise, prefetches = self._parts.loads, self._parts.layerwise, self._parts.prefetches
+        if prefetches is not None:
+            # What is taken or dropped makes room for what begins.
+            prefetches.load(metadata.loads)
+            prefetches.drop(metadata.dropped)
+            prefetches.begin(metadata.fetches)
+            return
         if not metadata.loads and not metadata.cancelled:
             return
-        loads = self._parts.loads
         assert loads is not None, "a load before the cache is registered"
+        if layerwise is not None:
+            if metadata.loads:
+                layerwise.begin(metadata.loads, computes=computes)
+            return
         begun = loads.begin(metadata.loads)
         loads.cancel(metadata.cancelled)
         needed = [load for load in begun if not load.job.is_async]
@@ -126,7 +159,9 @@ class WorkerSide:
             self._collect_loads()
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing: what a step needs is there when `start_load` returns."""
+        """Wait for a layer of what is loaded layer by layer. All else that a step needs is there already."""
+        if self._parts.layerwise is not None:
+            self._parts.layerwise.wait_for_layer(layer_name)
 
     def save_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any) -> None:
         """Nothing: what is saved was computed in earlier steps."""
@@ -164,8 +199,11 @@ class WorkerSide:
     def take_metadata(self) -> MoonpoolWorkerMetadata | None:
         """Return what the scheduler side has to know since the last time; None: nothing."""
         self._collect_saves()
+        for fetch in self._parts.prefetches.ended() if self._parts.prefetches else ():
+            self._taken.fetched[fetch.job.fetch_id] = 1, fetch.good
+            self._taken.times[fetch.job.fetch_id] = fetch.good, fetch.seconds, fetch.reason in _TROUBLE
         taken = self._taken
-        if not (taken.ended_saves or taken.loaded):
+        if not (taken.ended_saves or taken.loaded or taken.fetched):
             return None
         self._taken = MoonpoolWorkerMetadata()
         return taken
@@ -173,7 +211,7 @@ class WorkerSide:
     def take_stats(self) -> ConnectorStats | None:
         """Return what has been counted since the last time; None: nothing, as before."""
         data: dict[str, Any] = self._counts.take()
-        loads, saves = self._parts.loads, self._parts.saves
+        loads, saves = self._parts.layerwise or self._parts.prefetches or self._parts.loads, self._parts.saves
         state: dict[str, Any] = {}
         if loads or saves or not self._idle_said:
             now = time.monotonic()
@@ -191,12 +229,16 @@ class WorkerSide:
     # ---------------------------------------------------------------- inside
 
     def _collect_loads(self) -> None:
-        loads = self._parts.loads
-        if not loads:
-            return
-        for load in loads.ended():
+        ended: list[Load] = self._parts.layerwise.ended() if self._parts.layerwise else []
+        if self._parts.prefetches is not None:
+            ended += self._parts.prefetches.loaded()
+        if self._parts.loads:
+            ended += self._parts.loads.ended()
+        for load in ended:
             request_id = load.job.request_id
             self._taken.loaded[request_id] = load.good
+            if not load.job.fetch_id:
+                self._taken.times[request_id] = load.good, load.seconds, load.reason in _TROUBLE
             failed = load.failed_blocks
             self._failed_blocks.update(failed)
             if load.job.is_async:
@@ -221,12 +263,14 @@ class _Parts:
         self.link = link
         self.engine = engine
         self.loads: Loads | None = None
+        self.layerwise: Layerwise | None = None
+        self.prefetches: Prefetches | None = None
         self.saves: Saves | None = None
 
     def close(self) -> None:
         # First the client, so that what waits for the pool comes back.
         self.link.close()
-        for part in (self.loads, self.saves):
+        for part in (self.layerwise, self.prefetches, self.loads, self.saves):
             if part is not None:
                 part.close()
         self.engine.close()

@@ -94,3 +94,9 @@ def test_statistics_go_from_process_to_process() -> None:
     both = stats.aggregate(MoonpoolConnector.build_kv_connector_stats({"hits": 2, "lookups_waiting": 1}))
     assert both.to_dict() == {"hits": 3, "lookups_waiting": 3}
     assert MoonpoolConnector.build_kv_connector_stats().is_empty()
+
+
+@pytest.mark.parametrize("mode", ["sync", "layerwise", "async", "prefetch", "off"])
+def test_only_what_waits_for_layers_needs_graphs_in_pieces(mode: str) -> None:
+    extra = {"load_mode": mode, "store_client": {"master": "127.0.0.1:1"}}
+    assert MoonpoolConnector.requires_piecewise_for_cudagraph(extra) == (mode == "layerwise")

@@ -204,7 +204,8 @@ def test_what_would_be_wrong_is_refused_with_what_to_do(config: Any) -> None:
 def test_a_step_that_runs_ahead_of_a_load_it_needs_is_refused() -> None:
     ahead = configs.vllm_config(ahead=True)
     check_supported(ahead, configs.cache_config(ahead), ConnectorSettings())
-    assert "--no-async-scheduling" in refusal(ahead, load_mode="sync")
+    for mode in ("sync", "layerwise"):
+        assert "--no-async-scheduling" in refusal(ahead, load_mode=mode)
 
 
 def test_state_layers_are_refused(config: Any) -> None:

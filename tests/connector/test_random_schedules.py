@@ -38,6 +38,7 @@ class Life:
             (self.step, 12),
             (self.end_load, 3),
             (self.end_save, 3),
+            (self.end_fetch, 3),
             (self.abort, 0.7),
             (self.evict, 0.3),
             (self.slow, 0.1),
@@ -81,6 +82,12 @@ class Life:
         if self.made.saves:
             self.made.end_save(self.random.choice(sorted(self.made.saves)), saved=self.random.random() < 0.8)
 
+    def end_fetch(self) -> None:
+        if self.made.fetches:
+            fetch_id = self.random.choice(sorted(self.made.fetches))
+            chunks = len(self.made.fetches[fetch_id].hashes) // 32
+            self.made.end_fetch(fetch_id, self.random.choice((None, None, self.random.randint(0, chunks))))
+
     def abort(self) -> None:
         alive = sorted(name for name, one in self.made.scheduler.requests.items() if not one.is_finished())
         if alive:
@@ -113,13 +120,14 @@ def settings(seed: int, mode: str) -> dict[str, object]:
         "load_mode": mode,
         "saving_blocks_max": luck.choice((0.1, 0.25, 0.5)),
         "saves_max": luck.choice((1, 3, 100)),
-        "lookup_timeout": luck.choice((0.0, 0.005, 0.05)),
+        # A prefetch begins with an answer.
+        "lookup_timeout": 1.0 if mode == "prefetch" else luck.choice((0.0, 0.005, 0.05)),
         "retry": 0.02,
     }
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["sync", "async", "prefetch"])
 def test_lives(seed: int, mode: str) -> None:
     with rig(settings(seed, mode), blocks=40, step_tokens=96, requests=6) as made:
         life = Life(made, seed)
@@ -137,8 +145,9 @@ def test_lives_with_drafts(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_lives_of_steps_that_run_ahead(seed: int) -> None:
-    with rig(settings(seed, "async"), blocks=40, step_tokens=96, requests=6, ahead=True) as made:
+@pytest.mark.parametrize("mode", ["async", "prefetch"])
+def test_lives_of_steps_that_run_ahead(seed: int, mode: str) -> None:
+    with rig(settings(seed, mode), blocks=40, step_tokens=96, requests=6, ahead=True) as made:
         life = Life(made, seed)
         life.live(STEPS)
         assert made.counts["hits"]

@@ -17,7 +17,7 @@ pytestmark = THEIR_WARNINGS
 
 CHUNK = 32
 PROMPT = [index * 7 % 500 + 3 for index in range(100)]
-MODES = pytest.mark.parametrize("mode", ["sync", "async"])
+MODES = pytest.mark.parametrize("mode", ["sync", "layerwise", "async"])
 
 
 def run(made: Rig, *, saved: bool = True) -> None:
@@ -29,6 +29,8 @@ def run(made: Rig, *, saved: bool = True) -> None:
             made.end_load(name)
         for job_id in list(made.saves):
             made.end_save(job_id, saved=saved)
+        for fetch_id in list(made.fetches):
+            made.end_fetch(fetch_id)
         if not made.scheduler.has_requests():
             return
     raise AssertionError("requests that never end")

@@ -19,7 +19,7 @@ from typing import Any
 from unittest import mock
 
 from connector_testing import configs
-from moonpool.connector.metadata import LoadJob, MoonpoolWorkerMetadata, SaveJob
+from moonpool.connector.metadata import FetchJob, LoadJob, MoonpoolWorkerMetadata, SaveJob
 from moonpool.errors import MoonpoolError
 
 SALT = "salt"
@@ -58,6 +58,10 @@ class Rig:
     Attributes:
         loads: of async loads that have not ended.
         saves: those that have not ended.
+        load_seconds: what the workers say that a load has taken.
+        trouble: whether they say that it was late or failed.
+        fetches: those that have not ended.
+        fetched: chunks that fetches have brought to the workers.
         pool: with the contents of chunks.
     """
 
@@ -90,6 +94,10 @@ class Rig:
         self.cells: dict[tuple[int, int], int] = {}
         self.loads: dict[str, LoadJob] = {}
         self.saves: dict[int, SaveJob] = {}
+        self.load_seconds = 0.01
+        self.trouble = False
+        self.fetches: dict[int, FetchJob] = {}
+        self.fetched: dict[int, dict[bytes, list[int]]] = {}
         self.contents: dict[bytes, list[int]] = {}
         self.requests: dict[str, Any] = {}
         self.sync_good: Callable[[LoadJob], int] = lambda job: len(job.hashes) // 32
@@ -159,13 +167,24 @@ class Rig:
         if not saved:
             self._said.unsaved.add(job_id)
 
+    def end_fetch(self, fetch_id: int, good: int | None = None) -> None:
+        """End a fetch with so many chunks (None: all that the pool has)."""
+        job = self.fetches.pop(fetch_id)
+        keys = [job.hashes[at : at + 32] for at in range(0, len(job.hashes), 32)]
+        there = next((number for number, key in enumerate(keys) if key not in self.pool.chunks), len(keys))
+        good = there if good is None else min(good, there)
+        self.fetched[fetch_id] = {key: self.pool.chunks[key] for key in keys[:good]}
+        self._said.fetched[fetch_id] = self.workers, good
+        self._said.times[fetch_id] = good, self.load_seconds, self.trouble
+
     def _load(self, job: LoadJob, good: int) -> None:
         per_chunk = self.connector._scheduler._settings.chunk_tokens // self.block_tokens
-        at = 0
+        at, chunks = 0, self.fetched.pop(job.fetch_id) if job.fetch_id else self.pool.chunks
         for index in range(len(job.hashes) // 32):
             key = job.hashes[32 * index : 32 * (index + 1)]
             begin = job.begin_block if index == 0 else 0
-            chunk = self.pool.chunks.get(key)
+            chunk = chunks.get(key)
+            assert chunk is not None or not job.fetch_id, "a load of what was not fetched"
             good = good if chunk is not None or index >= good else index
             for block in range(begin, per_chunk):
                 if at == len(job.block_ids):
@@ -179,6 +198,8 @@ class Rig:
                     self.cells[block_id, token] = chunk[block * self.block_tokens + token]
         assert at == len(job.block_ids), "a load has more blocks than its chunks"
         self._said.loaded[job.request_id] = good
+        if not job.fetch_id:
+            self._said.times[job.request_id] = good, self.load_seconds, self.trouble
 
     # ---------------------------------------------------------------- steps
 
@@ -208,6 +229,9 @@ class Rig:
         sampled = [self._compute(name, output, drafts) for name in names]
         self.loads.update({job.request_id: job for job in meta.loads if job.is_async})
         self.saves.update({job.job_id: job for job in meta.saves})
+        for fetch_id in meta.dropped:
+            assert self.fetches.pop(fetch_id, None) or self.fetched.pop(fetch_id, None) is not None
+        self.fetches.update({job.fetch_id: job for job in meta.fetches})
         said, self._said = self._said, MoonpoolWorkerMetadata()
         recving, self._recving = self._recving, set()
         failed, self._failed = self._failed, set()
@@ -287,6 +311,8 @@ class Rig:
                 self.end_load(name)
             for job_id in list(self.saves):
                 self.end_save(job_id)
+            for fetch_id in list(self.fetches):
+                self.end_fetch(fetch_id)
             self.step()
             if not self.scheduler.running:
                 time.sleep(0.001)  # as the engine does when it has computed nothing
@@ -298,6 +324,9 @@ class Rig:
         assert side._saves.pinned_blocks == 0
         assert not side._tracked
         assert not self.loads
+        assert not self.fetches, "fetches for nobody"
+        assert not self.fetched, "chunks in host memory for nobody"
+        assert not side._loads.fetches._open
         assert not self.saves
 
     def wait_for_pool(self) -> None:

@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from store_testing import keys, locate
+from store_testing import keys
+from worker_testing.faults import breaks, held_in, spoil
 from worker_testing.rig import CHUNK_BLOCKS, Rig
 
 from moonpool.cluster import LocalCluster, environment_without_settings, local_cluster
-from moonpool.store_client import StoreClient
 
 Rigs = Callable[..., Rig]
 TIMEOUT = 2.0
@@ -28,28 +28,6 @@ def cluster() -> Iterator[LocalCluster]:
     """One that a test may break."""
     with local_cluster(nodes=1, dram="64MiB") as cluster:
         yield cluster
-
-
-def held_in(monkeypatch: pytest.MonkeyPatch, method: str) -> tuple[threading.Event, threading.Event]:
-    """Make a call of the client wait before it begins; returns (it has come, it may go on)."""
-    came, go_on = threading.Event(), threading.Event()
-    original = getattr(StoreClient, method)
-
-    def held(*args: object, **kwargs: object) -> object:
-        came.set()
-        assert go_on.wait(60)
-        return original(*args, **kwargs)
-
-    monkeypatch.setattr(StoreClient, method, held)
-    return came, go_on
-
-
-def breaks(cluster: LocalCluster, what: str) -> None:
-    kind, _, part = what.partition(" ")
-    if part == "master":
-        cluster.kill_master() if kind == "kill" else cluster.signal_master(0, signal.SIGSTOP)
-    else:
-        cluster.kill_node(0) if kind == "kill" else cluster.signal_node(0, signal.SIGSTOP)
 
 
 @pytest.mark.parametrize("what", ["kill master", "stop master", "kill node", "stop node"])
@@ -139,19 +117,6 @@ def test_a_chunk_that_was_spoilt_is_a_miss(rigs: Rigs, cluster: LocalCluster, ca
     assert rig.cache.chunk([30, 31, 32, 33]) == rig.cache.chunk([0, 1, 2, 3])
     assert rig.counted()["load_chunks_corrupt"] == 1
     assert "CHUNK_CORRUPT" in caplog.text
-
-
-def spoil(client: StoreClient, rig: Rig, hash_: bytes) -> None:
-    """Change a byte of a chunk where it is."""
-    extent = locate(client, rig.saves._pool.namespace, [hash_])[0, 0]
-    (segment,) = client.segments()
-    peer = client.engine.connect(segment.address)
-    scratch = client.allocate(1)
-    offset = int(extent["offset"]) + 64 + 100
-    remote = peer.regions[segment.region]
-    client.engine.read(peer, scratch, remote, 0, offset, 1).wait()
-    memoryview(scratch)[0] ^= 1
-    client.engine.write(peer, scratch, remote, 0, offset, 1).wait()
 
 
 def test_what_runs_ends_when_the_worker_is_shut_down(

@@ -85,8 +85,7 @@ def test_spans_are_the_second_opinion_and_scatter_writes_to_them(
     targets = data.draw(st.permutations(range(cache.blocks)))[: max(0, end - begin)]
     table = source.table(targets, begin if targets else 0)
     staging = engine.register(bytearray(b"".join(chunks) + b"."))
-    for row, own in enumerate(table):
-        source.scatter(own, Area(staging, row * source.chunk_bytes))
+    source.scatter(table, staging, np.arange(len(table)) * source.chunk_bytes)
     old = dataclasses.replace(cache)
     old.storage[:] = before
     moved = dict(zip(targets, blocks[begin:], strict=False))

@@ -139,6 +139,27 @@ def test_a_sync_load_is_there_when_start_load_returns(workers: Workers) -> None:
     assert (finished, failed, blocks, reported.loaded) == (set(), set(), set(), {"r": 4})
 
 
+def test_what_fails_layer_by_layer_is_told_in_the_same_step(workers: Workers) -> None:
+    source, target = cache().fill(1), cache()
+    writer, reader = workers(source), workers(target, load_mode="layerwise")
+    hashes = keys(4, "layers")
+    save(writer, hashes[:2], list(range(4)))
+    metadata = MoonpoolMetadata(loads=[LoadJob("r", b"".join(hashes), 1, list(range(20, 27)), False, 10.0)])
+    reader.start_load(metadata)
+    reader.start_load(metadata)
+    for layer in range(target.layers):
+        reader.wait_for_layer_load(f"model.layers.{layer}.attn")
+    reader.wait_for_save(metadata)
+    finished, failed = reader.finished_loads()
+    assert (finished, failed) == (set(), set())
+    assert reader.take_failed_blocks() == {23, 24, 25, 26}
+    reported = reader.take_metadata()
+    assert reported is not None
+    assert reported.loaded == {"r": 2}
+    assert target.chunk([20, 21, 22]) == source.chunk([1, 2, 3])
+    assert step(reader, MoonpoolMetadata()) == (set(), set(), set(), None)
+
+
 def test_a_cache_is_not_replaced(workers: Workers) -> None:
     worker = workers(cache())
     with pytest.raises(CacheLayoutError, match="registered already"):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from store_testing import locate, spoil
 from vllm_testing.engines import Engine, connector_of
@@ -15,6 +16,7 @@ from vllm_testing.gates import Gate, Puts
 from vllm_testing.prompts import prompt
 
 from moonpool.cluster import LocalCluster
+from moonpool.connector.buffer import Buffer
 from moonpool.store_client import getting, packing
 
 CHUNK = 64
@@ -23,7 +25,7 @@ Plain = Callable[..., list[int]]
 TIMES = {"lookup_timeout": 1.0, "load_timeout": 2.0, "save_timeout": 2.0, "retry": 0.1}
 
 
-@pytest.fixture(params=["sync", "async"])
+@pytest.fixture(params=["sync", "layerwise", "async", "prefetch"])
 def load_mode(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -45,6 +47,9 @@ def found(engine: Engine, plain: Plain, one: list[int]) -> bool:
 def fill(engine: Engine, plain: Plain, one: list[int]) -> None:
     """Ask until the pool has it, however slow everything is, and leave it nowhere else."""
     engine.run(lambda: found(engine, plain, one))
+    prefetches = engine.worker_connector._worker._parts.prefetches
+    if prefetches is not None:
+        prefetches._buffer = Buffer(8)
     engine.settle()
     assert engine.forget()
 
@@ -156,11 +161,12 @@ def test_a_spoilt_chunk_is_a_miss_and_would_have_changed_the_tokens(
             spoil(client, extents[0], packing.HEADER_BYTES, b"\x00\x00\x00\x80" * 50_000)
         if checked:
             # How many tokens were cached vLLM counts before a load fails that a step waits for, and not again.
-            assert ask(engine, plain, same) == ([0] if load_mode == "async" else [4 * CHUNK])
+            assert ask(engine, plain, same) == ([0] if load_mode in ("async", "prefetch") else [4 * CHUNK])
             assert "CHUNK_CORRUPT" in caplog.text
         else:
             # That the test sees it: a store client that believes every byte makes other tokens.
             monkeypatch.setattr(getting, "headers_match", same_but_digests)
+            monkeypatch.setattr(getting, "proved", lambda words, place, rows, *_: np.ones(len(rows), np.bool_))
             answer = engine.ask(same)[0]
             assert answer.cached == 4 * CHUNK
             assert answer.tokens != plain(same)

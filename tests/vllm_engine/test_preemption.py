@@ -19,7 +19,7 @@ CHUNK = 64
 Plain = Callable[..., list[int]]
 
 
-@pytest.mark.parametrize("load_mode", ["sync", "async"])
+@pytest.mark.parametrize("load_mode", ["sync", "layerwise", "async", "prefetch"])
 def test_blocks_are_saved_before_others_write_them(
     llama: Path,
     shared_cluster: LocalCluster,

@@ -18,7 +18,7 @@ BLOCK = 32
 Plain = Callable[..., list[int]]
 
 
-@pytest.fixture(params=["sync", "async"])
+@pytest.fixture(params=["sync", "layerwise", "async", "prefetch"])
 def load_mode(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -47,6 +47,7 @@ def connector_of(cluster: LocalCluster, **settings: Any) -> dict[str, Any]:
             "lookup_timeout": 10.0,
             "chunk_tokens": 64,
             "staging_bytes": 8 << 20,
+            "prefetch_bytes": 16 << 20,
             "store_client": {"master": cluster.master, **cluster.client_options},
             **settings,
         },

@@ -33,6 +33,7 @@ _SETTINGS = {
     "save_timeout": 1.0,
     "retry": 0.1,
 }
+_LOAD_MODES = ("sync", "layerwise", "async", "prefetch")
 _RUNNING_MAX = 12
 _SETTLE_SECONDS = 60.0
 _LEASE_SECONDS = 30.0
@@ -75,7 +76,7 @@ class RandomRun:
         self._nodes = {0: True, 1: True}
         self._engine = Engine(
             model,
-            connector_of(cluster, load_mode=self._chance.choice(["sync", "async"]), saving_blocks_max=0.5, **_SETTINGS),
+            connector_of(cluster, load_mode=self._chance.choice(_LOAD_MODES), saving_blocks_max=0.5, **_SETTINGS),
             blocks=26,
             max_num_batched_tokens=256,
         )
