@@ -112,7 +112,9 @@ def test_a_chunk_that_is_spoilt_in_one_layer_fails_and_all_behind_it(
     assert (whole.good, cut.good) == (2, 2)
     assert cut.failed_blocks == [4, 5, 6, 7]
     counted = rig.counted()
-    assert counted["loads_ok"] == counted["loads_missing"] == counted["load_chunks_corrupt"] == 1
+    assert counted["loads_ok"] == counted["loads_missing"] == 1
+    # A miss where the look at it outlasted its lease.
+    assert counted["load_chunks_corrupt"] + counted["load_chunks_missed"] == 1
     assert counted["loads_partial"] == 1
 
 
