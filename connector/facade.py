@@ -167,8 +167,7 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):
         self._the_worker.wait_for_layer_load(layer_name)
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Take note that a layer is computed."""
-        self._the_worker.save_layer(layer_name, kv_layer, attn_metadata)
+        """Nothing: what is saved was computed in earlier steps."""
 
     def wait_for_save(self) -> None:
         """Begin the saves of this step."""

@@ -163,9 +163,6 @@ class WorkerSide:
         if self._parts.layerwise is not None:
             self._parts.layerwise.wait_for_layer(layer_name)
 
-    def save_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any) -> None:
-        """Nothing: what is saved was computed in earlier steps."""
-
     def wait_for_save(self, metadata: MoonpoolMetadata) -> None:
         """Begin the saves of a step. Nothing is waited for. Again: nothing."""
         if metadata is self._begun[1]:

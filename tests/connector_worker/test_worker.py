@@ -42,7 +42,6 @@ def step(worker: WorkerSide, metadata: MoonpoolMetadata) -> Any:
     worker.handle_preemptions(metadata)
     worker.start_load(metadata)
     worker.wait_for_layer_load("model.layers.0.attn")
-    worker.save_layer("model.layers.0.attn", None, None)
     worker.wait_for_save(metadata)
     return *worker.finished_loads(), worker.take_failed_blocks(), worker.take_metadata()
 
