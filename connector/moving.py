@@ -141,6 +141,13 @@ class Crew(Generic[T]):
                         break
                     self._changed.wait(left if left > 0 else None)
 
+    def finish(self, seconds: float) -> None:
+        """Wait until all jobs have ended, but no longer than that."""
+        until = time.monotonic() + seconds
+        with self._changed:
+            while any(not item.is_over for item in self._open) and (left := until - time.monotonic()) > 0:
+                self._changed.wait(left)
+
     def oldest(self, now: float) -> float:
         """Return how long ago the oldest job that has not ended began; 0: there is none."""
         return now - min((item.began for item in self._open), default=now)

@@ -79,6 +79,13 @@ class ConnectorSettings:
         maximum=_HOUR,
     )
     save_timeout: float = setting(15.0, "Longest time of one save.", unit="seconds", minimum=0.01, maximum=_HOUR)
+    shutdown_wait: float = setting(
+        2.0,
+        "How long an engine that ends waits for saves under way.",
+        unit="seconds",
+        minimum=0.0,
+        maximum=60.0,
+    )
     saving_blocks_max: float = setting(
         0.25,
         "Share of the blocks of the cache that saves may keep from being used again. What is beyond that is not saved.",

@@ -78,7 +78,7 @@ class WorkerSide:
         engine = open_engine(client_settings)
         link = PoolLink(lambda: StoreClient(engine=engine, settings=client_settings), settings.retry)
         self._pool = Pool(link, namespace, plan.shard, plan.shards)
-        self._parts = _Parts(link, engine)
+        self._parts = _Parts(link, engine, settings.shutdown_wait)
         # Also when the worker is forgotten, or the interpreter ends.
         self._finalizer = weakref.finalize(self, self._parts.close)
 
@@ -256,15 +256,19 @@ class WorkerSide:
 class _Parts:
     """What has threads and memory of its own, apart from the worker that may be forgotten."""
 
-    def __init__(self, link: PoolLink, engine: TransferEngine) -> None:
+    def __init__(self, link: PoolLink, engine: TransferEngine, shutdown_wait: float) -> None:
         self.link = link
         self.engine = engine
+        self.shutdown_wait = shutdown_wait
         self.loads: Loads | None = None
         self.layerwise: Layerwise | None = None
         self.prefetches: Prefetches | None = None
         self.saves: Saves | None = None
 
     def close(self) -> None:
+        # What the last requests have left is worth a moment.
+        if self.saves is not None:
+            self.saves.finish(self.shutdown_wait)
         # First the client, so that what waits for the pool comes back.
         self.link.close()
         for part in (self.layerwise, self.prefetches, self.loads, self.saves):

@@ -98,7 +98,7 @@ def main() -> None:
         status = cli(standalone_mode=False)
     except click.ClickException as error:
         error.show()
-        status = error.exit_code
+        status = error.exit_code if isinstance(error, click.UsageError) else _FAILED
     except (click.Abort, KeyboardInterrupt):
         status = _INTERRUPTED
     except MoonpoolError as error:

@@ -160,11 +160,11 @@ def _number(client: StoreClient, which: str | None, node: str | None) -> int:
         if not found or found == {number}:
             return number
         if any(one.segment == number for one in known):
-            raise click.ClickException(
+            raise click.UsageError(
                 f"{number} is a segment, and the name of the node of {sorted(found)}. Try: --segment or --node"
             )
     if len(found) != 1:
-        raise click.ClickException(
+        raise click.UsageError(
             f"node {name!r} has several segments: {sorted(found)}. Try: --segment"
             if found
             else f"there is no node {name!r}"

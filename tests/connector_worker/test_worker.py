@@ -15,6 +15,7 @@ import pytest
 from connector_testing import THEIR_WARNINGS, need_vllm
 from store_testing import keys
 from worker_testing import Cache
+from worker_testing.faults import held_in
 
 from moonpool.cluster import LocalCluster
 from moonpool.connector.layout import CacheLayoutError
@@ -95,6 +96,34 @@ def run(worker: WorkerSide, metadata: MoonpoolMetadata, until: Callable[[Any], b
 def save(worker: WorkerSide, hashes: list[bytes], blocks: list[int], job_id: int = 0) -> Any:
     metadata = MoonpoolMetadata(saves=[SaveJob(job_id, "writer", b"".join(hashes), ROOT, blocks)])
     return run(worker, metadata, lambda reported: reported[3] is not None)[3]
+
+
+def test_an_engine_that_ends_waits_for_saves_under_way(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target, hashes = cache().fill(2), cache(), keys(2)
+    writer, reader = workers(source, shutdown_wait=60.0), workers(target)
+    came, go_on = held_in(monkeypatch, "put")
+    writer.wait_for_save(MoonpoolMetadata(saves=[SaveJob(1, "writer", b"".join(hashes), ROOT, list(range(4)))]))
+    assert came.wait(20)
+    threading.Timer(0.1, go_on.set).start()
+    writer.shutdown()
+    load = MoonpoolMetadata(loads=[LoadJob("r", b"".join(hashes), 0, list(range(8, 12)), True, 10.0)])
+    finished, failed, *_ = run(reader, load, lambda reported: bool(reported[0]))
+    assert (finished, failed) == ({"r"}, set())
+
+
+def test_an_engine_that_ends_does_not_wait_for_ever(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, hashes = workers(cache().fill(3), shutdown_wait=0.05), keys(2)
+    came, go_on = held_in(monkeypatch, "put")
+    writer.wait_for_save(MoonpoolMetadata(saves=[SaveJob(1, "writer", b"".join(hashes), ROOT, list(range(4)))]))
+    assert came.wait(20)
+    ended = threading.Thread(target=writer.shutdown)
+    ended.start()
+    while not writer._parts.saves._closing:  # type: ignore[union-attr]
+        assert ended.is_alive()
+        time.sleep(0.001)
+    go_on.set()
+    ended.join(30)
+    assert not ended.is_alive()
 
 
 def test_saves_and_loads_are_reported_once(workers: Workers) -> None:

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from engine_testing.leaks import eventually
 from store_testing import key, keys
 
-from moonpool.cli import cli
+from moonpool.cli import cli, main
 from moonpool.cluster import LocalCluster, local_cluster
 from moonpool.node import StoreNode
 from moonpool.store_client import MasterError, StoreClient
@@ -98,7 +98,7 @@ def test_drain_and_back() -> None:
         )
         number = next(segment.segment for segment in client.segments() if segment.node == "node-1")
         assert "draining" in output(run, "drain", str(number))
-        assert "no node" in output(run, "drain", "--", "-1", status=1)
+        assert "no node" in output(run, "drain", "--", "-1", status=2)
         assert "draining" in output(run, "ls")
         client.put("a", keys(50), [b"x" * 1000] * 50).require()
         by_number = {segment.segment: segment for segment in client.segments()}
@@ -123,7 +123,7 @@ def test_a_number_that_is_also_the_name_of_a_node_is_not_guessed() -> None:
                 (2, "1"),
                 (3, "30"),
             ]
-            refused = output(run, "drain", "1", status=1)
+            refused = output(run, "drain", "1", status=2)
             assert "--segment or --node" in refused
             assert drained() == []
             output(run, "drain", "--node", "1")
@@ -159,6 +159,17 @@ def test_pin_holds_until_it_is_told(shared_cluster: LocalCluster, client: StoreC
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     assert eventually(lambda: client.remove(namespace, [hash_]).ok, 30)
+
+
+def test_what_failed_has_another_status_than_a_mistake(
+    run: CliRunner, namespace: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments, status in (["pin", namespace, "00" * 32], 3), (["drain", "nobody"], 2):
+        monkeypatch.setattr(sys, "argv", ["moonpool", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == status
+    assert "there is no node 'nobody'" in capsys.readouterr().err
 
 
 def test_a_master_that_is_not_there_is_one_line() -> None:
