@@ -49,7 +49,7 @@ def test_idle_engines_use_no_cpu(open_engine: OpenEngine, transports: str) -> No
 
 
 def test_waiting_for_a_stopped_owner_uses_no_core(open_engine: OpenEngine) -> None:
-    """Over shm the owner of registered memory copies, and this one does not."""
+    """Over shm the owner of registered memory copies to it, and this one does not."""
     client = open_engine(listen=None, transports="shm")
     with Target(transports="shm") as target:
         target.add("kv", 1 << 20, "copied")
@@ -57,7 +57,7 @@ def test_waiting_for_a_stopped_owner_uses_no_core(open_engine: OpenEngine) -> No
         local, remote = client.allocate(1 << 20), peer.regions.wait("kv", 90.0)
         client.read(peer, local, remote).wait()
         target.pause()
-        transfers = [client.read(peer, local, remote) for _ in range(40)]
+        transfers = [client.write(peer, local, remote) for _ in range(40)]
         used = cpu_seconds()
         for transfer in transfers[:4]:
             with pytest.raises(WaitTimeoutError):

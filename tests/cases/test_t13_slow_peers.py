@@ -63,8 +63,7 @@ def test_an_owner_that_is_stopped_delays_no_other(open_engine: OpenEngine) -> No
         slow_remote = slow.regions.wait("kv", 90.0)
         client.read(slow, other, slow_remote).wait()
         slow_target.pause()
-        stuck = [client.read(slow, other, slow_remote) for _ in range(20)]
-        stuck += [client.write(slow, other, slow_remote) for _ in range(20)]
+        stuck = [client.write(slow, other, slow_remote) for _ in range(40)]
         for step in range(100):
             client.read(fast, local, fast.regions.wait("kv", 90.0), 0, 0, 4096 if step % 2 else NBYTES).wait()
             client.read(fast, local, fast.regions["mapped"], 0, 0, 4096 if step % 2 else NBYTES).wait()
