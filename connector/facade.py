@@ -159,8 +159,11 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Begin the loads of this step."""
         if self._connector_metadata is not None:
-            computes = compat.has_forward(forward_context, kwargs)
-            self._the_worker.start_load(_own(self._connector_metadata), computes=computes)
+            computes, metadata = compat.has_forward(forward_context, kwargs), _own(self._connector_metadata)
+            self._the_worker.start_load(metadata, computes=computes)
+            if not computes:
+                # Before 0.31 `wait_for_save` is not called then. What is called again does nothing.
+                self._the_worker.wait_for_save(metadata)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Wait until a layer is loaded."""

@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import copy
+import types
 from typing import Any
+from unittest import mock
 
 import pytest
 from connector_testing import THEIR_WARNINGS, need_vllm
@@ -16,7 +18,9 @@ from connector_testing import configs
 from connector_testing.rig import rig
 
 from moonpool.connector import MoonpoolConnector
+from moonpool.connector.metadata import MoonpoolMetadata
 from moonpool.connector.plugin import register
+from moonpool.connector.worker import WorkerSide
 from moonpool.errors import ConfigError
 
 pytestmark = THEIR_WARNINGS
@@ -89,10 +93,21 @@ def test_another_first_hash_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pyt
         assert "PYTHONHASHSEED is '7'" in caplog.text
 
 
+@pytest.mark.parametrize("computes", [False, True])
+def test_a_step_without_a_forward_pass_begins_saves_when_loads_begin(computes: bool) -> None:
+    """Before vLLM 0.31 it is the only hook of such a step that has the metadata."""
+    connector = MoonpoolConnector.__new__(MoonpoolConnector)
+    connector._worker = worker = mock.create_autospec(WorkerSide, instance=True)
+    connector._connector_metadata = metadata = MoonpoolMetadata()
+    connector.start_load_kv(types.SimpleNamespace(attn_metadata={} if computes else None))
+    worker.start_load.assert_called_once_with(metadata, computes=computes)
+    assert worker.wait_for_save.call_args_list == ([] if computes else [mock.call(metadata)])
+
+
 def test_statistics_go_from_process_to_process() -> None:
     stats = MoonpoolConnector.build_kv_connector_stats({"hits": 1, "lookups_waiting": 3})
     both = stats.aggregate(MoonpoolConnector.build_kv_connector_stats({"hits": 2, "lookups_waiting": 1}))
-    assert both.to_dict() == {"hits": 3, "lookups_waiting": 3}
+    assert both.data == {"hits": 3, "lookups_waiting": 3}
     assert MoonpoolConnector.build_kv_connector_stats().is_empty()
 
 
