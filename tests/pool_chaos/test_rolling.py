@@ -20,7 +20,7 @@ SECONDS = 60.0
 #: More than `high_watermark` of the memory of all nodes, so that a part is pressed down to disks, until there is much
 #: room below it again, which drains fill; with what the clients put far less than the memory of two of them, so that no
 #: put has anything evicted that is not on a disk.
-CHUNKS, DRAM, WATERMARKS = 50, 16 << 20, {"high_watermark": "0.3", "low_watermark": "0.1"}
+CHUNKS, DRAM, WATERMARKS = 105, 32 << 20, {"high_watermark": "0.3", "low_watermark": "0.1"}
 
 
 @pytest.fixture
