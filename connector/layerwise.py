@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from moonpool.connector.layout import SEAL_BYTES
-from moonpool.connector.loading import CUT_SHORT, HASH_BYTES, OK, Load, complain_of_layout
+from moonpool.connector.loading import CUT_SHORT, OK, Load, complain_of_layout
 from moonpool.errors import MoonpoolError
 from moonpool.store_client import MasterUnavailableError
+from moonpool.store_client.packing import HASH_BYTES
 from moonpool.transfer_engine import LEAF_BYTES
 
 if TYPE_CHECKING:

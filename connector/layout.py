@@ -2,9 +2,9 @@
 """Where the bytes of a chunk lie in the paged cache of a worker.
 
 A stored chunk is its layers, one after the other in the natural order of their names; of a layer its blocks; of a block
-its heads (H), tokens (N) and content (C) in one of two orders, see `name`. So one layer of a chunk is one range of it.
-That holds whatever the strides of the cache are: workers whose caches lie differently read each other's chunks, only in
-more pieces.
+its heads (H), tokens (N) and content (C) in one of two orders, that of the cache. So one layer of a chunk is one range
+of it. That holds whatever the strides of the cache are: workers whose caches lie differently read each other's chunks,
+only in more pieces.
 
 The namespace says what the scheduler knows of a model. What only workers know (types, shapes, and how their kernels
 split a block, by which some order what is in it) is in a *seal* at the end of each chunk. A chunk with another seal is
@@ -27,7 +27,7 @@ import numpy.typing as npt
 from moonpool.errors import MoonpoolError
 from moonpool.transfer_engine import Region, TransferEngine, copy_batch
 
-__all__ = ["SEAL_BYTES", "Area", "CacheLayoutError", "Int64s", "PagedCache", "name", "partial_rows"]
+__all__ = ["SEAL_BYTES", "Area", "CacheLayoutError", "Int64s", "PagedCache", "partial_rows"]
 
 Int64s = npt.NDArray[np.int64]
 Spans = tuple[tuple[list[Region], Int64s], Int64s, Int64s, Int64s]
@@ -45,15 +45,6 @@ class CacheLayoutError(MoonpoolError, ValueError):
     """The paged cache lies in memory in a way that the connector does not know, or cannot reach."""
 
     default_code = "CACHE_LAYOUT"
-
-
-def name(kv_cache_layout: str | None) -> str:
-    """Return the name of the order of bytes in a chunk, which is part of the namespace.
-
-    Args:
-        kv_cache_layout: what vLLM calls the layout of its cache, such as ``LBHNC``. None: it has none.
-    """
-    return f"layer-block-{_inner_order(kv_cache_layout)}"
 
 
 def _inner_order(kv_cache_layout: str | None) -> str:
@@ -101,7 +92,7 @@ class PagedCache:
             storage, blocks may be split, and two names may be the same layer.
         num_blocks: how many the scheduler knows.
         chunk_blocks: of one chunk.
-        kv_cache_layout: as in `name`.
+        kv_cache_layout: what vLLM calls the layout of its cache, such as ``LBHNC``. None: it has none.
 
     Attributes:
         chunk_blocks: of one chunk.

@@ -16,6 +16,7 @@ from moonpool.connector.layout import Area, CacheLayoutError, partial_rows
 from moonpool.connector.moving import Crew, Moving, Pool, window_chunks
 from moonpool.errors import ConfigError
 from moonpool.store_client import Outcome
+from moonpool.store_client.packing import HASH_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,9 +29,8 @@ if TYPE_CHECKING:
     from moonpool.store_client import GetResults, StoreClient
     from moonpool.transfer_engine import TransferEngine
 
-__all__ = ["CUT_SHORT", "HASH_BYTES", "OK", "Load", "Loads", "complain_of_layout", "good_of"]
+__all__ = ["CUT_SHORT", "OK", "Load", "Loads", "complain_of_layout", "good_of"]
 
-HASH_BYTES: Final = 32
 # numpy takes an enumeration for an object to be asked about itself, at every use.
 OK: Final = int(Outcome.OK)
 CUT_SHORT: Final = {int(Outcome.MISS): "load_chunks_missed", int(Outcome.CORRUPT): "load_chunks_corrupt"}

@@ -15,9 +15,10 @@ import numpy as np
 
 from moonpool.connector.buffer import Buffer, Entry
 from moonpool.connector.layout import SEAL_BYTES
-from moonpool.connector.loading import HASH_BYTES, Load, good_of
+from moonpool.connector.loading import Load, good_of
 from moonpool.connector.moving import Crew, Moving, Pool, window_chunks
 from moonpool.errors import ConfigError
+from moonpool.store_client.packing import HASH_BYTES
 
 if TYPE_CHECKING:
     from moonpool.connector.counting import Counts

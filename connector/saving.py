@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from moonpool.connector.moving import Crew, Moving, Pool, window_chunks
 from moonpool.store_client import Outcome
+from moonpool.store_client.packing import HASH_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from moonpool.store_client import Results
 
 __all__ = ["Save", "Saves"]
-
-_HASH_BYTES: Final = 32
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -87,8 +86,8 @@ class Saves(Crew[Save]):
         missing = np.flatnonzero(~client.exists(self._pool.namespace, job.hashes, timeout=left))
         self._pool.link.answered()
         table = self._cache.table(job.block_ids)
-        hashes = np.frombuffer(job.hashes, dtype=np.uint8).reshape(-1, _HASH_BYTES)
-        parents = np.frombuffer(job.parent + job.hashes[:-_HASH_BYTES], dtype=np.uint8).reshape(-1, _HASH_BYTES)
+        hashes = np.frombuffer(job.hashes, dtype=np.uint8).reshape(-1, HASH_BYTES)
+        parents = np.frombuffer(job.parent + job.hashes[:-HASH_BYTES], dtype=np.uint8).reshape(-1, HASH_BYTES)
         for begin in range(0, len(missing), self._chunks):
             some = missing[begin : begin + self._chunks]
             if (left := item.until - time.monotonic()) <= 0:
