@@ -89,7 +89,7 @@ void Engine::make_room() {
 
 // A region that no device takes goes over other paths, unless RDMA is required.
 Error Engine::register_rdma(Region &region) {
-  if (rdma == nullptr || rdma->devices().empty()) return {};
+  if (rdma == nullptr || rdma->devices().empty() || region.device != nullptr) return {};
   std::shared_ptr<RdmaMemory> registrations;
   Error error = RdmaMemory::make(*rdma, config.rdma, region.base, region.length, region.writable(), &registrations);
   if (error) {
