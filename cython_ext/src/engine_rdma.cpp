@@ -91,13 +91,14 @@ void Engine::make_room() {
 Error Engine::register_rdma(Region &region) {
   if (rdma == nullptr || rdma->devices().empty()) return {};
   std::shared_ptr<RdmaMemory> registrations;
-  Error error = RdmaMemory::make(*rdma, config.rdma, region.base, region.length, region.writable(), &registrations);
+  const RdmaMemory::Source source{region.base, region.length, region.writable(), region.gpu.get()};
+  Error error = RdmaMemory::make(*rdma, config.rdma, source, &registrations);
   if (error) {
     stats.regions_not_registered.fetch_add(1);
     return config.require == "rdma" ? error : Error{};
   }
   region.set_rdma(std::move(registrations));
-  region.set_numa_node(numa_node_of(region.base));  // its pages are there now
+  region.set_distances(distances_of(*rdma, region));
   return {};
 }
 

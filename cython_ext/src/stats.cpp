@@ -109,7 +109,7 @@ std::string rails_json(const Engine &engine) {
                   .field("gid", gid_text(state.gid))
                   .raw("gid_index", gid_is_null(state.gid) ? "null" : std::to_string(state.gid_index))
                   .field("reason", state.reason)
-                  .raw("numa_node", rail->device->numa_node < 0 ? "null" : std::to_string(rail->device->numa_node))
+                  .raw("numa_node", rail->device->place.numa_node < 0 ? "null" : std::to_string(rail->device->place.numa_node))
                   .field("queue_pairs", gauge(rail->queue_pairs))
                   .field("read_bytes", rail->read_bytes)
                   .field("written_bytes", rail->written_bytes)
