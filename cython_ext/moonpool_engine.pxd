@@ -55,6 +55,7 @@ cdef extern from "moonpool/engine.h" nogil:
         MP_FORKED
         MP_SYSTEM
         MP_INTERNAL
+        MP_CUDA
 
     ctypedef struct mp_error:
         int32_t code

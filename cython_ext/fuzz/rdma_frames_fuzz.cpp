@@ -17,7 +17,7 @@ namespace {
 
 void check(const rdma::Frame &frame) {
   const rdma::Header &header = frame.header;
-  FUZZ_CHECK(header.type >= rdma::kConnect && header.type <= rdma::kRail && header.status <= MP_INTERNAL);
+  FUZZ_CHECK(header.type >= rdma::kConnect && header.type <= rdma::kRail && header.status <= kLastStatus);
   FUZZ_CHECK(frame.message.size() <= 512);
   if (header.type != rdma::kFound || header.status != MP_OK) {
     FUZZ_CHECK(frame.found.keys.empty());

@@ -138,7 +138,7 @@ Decoded decode(std::string_view *in, Frame *frame) {
   if (in->size() < sizeof(Header)) return Decoded::kMore;
   Header header;
   wire::Reader(*in).get(&header);
-  if (header.magic != kMagic || header.bytes > kBodyMax || header.status > MP_INTERNAL) return Decoded::kBad;
+  if (header.magic != kMagic || header.bytes > kBodyMax || header.status > kLastStatus) return Decoded::kBad;
   if (in->size() < sizeof header + header.bytes) return Decoded::kMore;
   const std::string_view body = in->substr(sizeof header, header.bytes);
   *frame = {};

@@ -322,7 +322,7 @@ TEST_F(DialerTest, PassesOnWhyItWasRefused) {
                                      {MP_AUTH, MP_AUTH},
                                      {MP_PENDING, MP_PROTOCOL},
                                      {MP_FORKED, MP_PROTOCOL},
-                                     {MP_INTERNAL + 1, MP_PROTOCOL},
+                                     {kLastStatus + 1, MP_PROTOCOL},
                                      {0xffff, MP_PROTOCOL}}) {
     dial_raw_server();
     challenge_ = make_challenge("the secret");

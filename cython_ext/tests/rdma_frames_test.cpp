@@ -138,7 +138,7 @@ TEST(RdmaFrames, AWrongHeaderIsBad) {
     EXPECT_EQ(with(offsetof(Header, magic), uint32_t{0x3252504d}), Decoded::kBad);
     EXPECT_EQ(with(offsetof(Header, type), uint16_t{0}), Decoded::kBad);
     EXPECT_EQ(with(offsetof(Header, type), uint16_t{6}), Decoded::kBad);
-    EXPECT_EQ(with(offsetof(Header, status), static_cast<uint16_t>(MP_INTERNAL + 1)), Decoded::kBad);
+    EXPECT_EQ(with(offsetof(Header, status), static_cast<uint16_t>(kLastStatus + 1)), Decoded::kBad);
     EXPECT_EQ(with(offsetof(Header, bytes), UINT32_MAX), Decoded::kBad) << "nobody waits for that much";
   }
 }

@@ -61,7 +61,8 @@ typedef enum mp_status {
   MP_CLOSED = 25, /* the engine, peer or region handle was closed */
   MP_FORKED = 26, /* used in a forked child */
   MP_SYSTEM = 27, /* an operating-system call failed; see sys_errno */
-  MP_INTERNAL = 28
+  MP_INTERNAL = 28,
+  MP_CUDA = 29 /* the CUDA driver is missing or refused a call; the cause begins with its name for the error */
 } mp_status;
 
 typedef struct mp_error {
