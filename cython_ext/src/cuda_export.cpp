@@ -31,51 +31,56 @@ int attribute(const Driver &driver, Device device, int which) {
   return driver.device_attribute(&value, which, device) == kSuccess ? value : 0;
 }
 
+Error unusable(const DeviceMemory &memory, Result result) {
+  return call_error(memory.driver(), result, "the context of cuda:" + std::to_string(memory.device()) + " is of no use");
+}
+
 }  // namespace
 
-Error find_layout(const Driver &driver, Context context, Pointer base, uint64_t length, Layout *out) {
-  const ContextScope scope(driver, context);
-  if (scope.result() != kSuccess) return call_error(driver, scope.result(), "the context of the memory cannot be used");
+Error find_layout(const DeviceMemory &memory, Layout *out) {
+  const Driver &driver = memory.driver();
+  const ContextScope scope(driver, memory.context());
+  if (scope.result() != kSuccess) return unusable(memory, scope.result());
   *out = {};
-  const Pointer end = base + length;
-  for (Pointer at = base; at < end;) {
+  const Pointer end = memory.address() + memory.nbytes();
+  for (Pointer at = memory.address(); at < end;) {
     Pointer start = 0;
     size_t bytes = 0;
     const Result result = driver.address_range(&start, &bytes, at);
     if (result != kSuccess) return call_error(driver, result, "the allocation of the memory cannot be found");
     const Pointer next = start + bytes;
-    if (next <= at) {
-      return make_error(MP_CUDA, "the driver names an allocation that does not hold the address asked for",
-                        "a newer driver");
-    }
-    if (at == base) {
-      out->first = next - base;
+    if (next <= at) return make_error(MP_CUDA, "the driver names an allocation that the memory does not lie in");
+    if (at == memory.address()) {
+      out->first = next - at;
     } else if (next < end) {
       out->step = std::gcd(out->step, bytes);
     }
     at = next;
   }
-  if (out->first >= length) {
+  if (out->first >= memory.nbytes()) {
     *out = {};
   } else if (out->step == 0) {
-    // One bound: anything that reaches over neither end.
-    out->step = std::max(out->first, length - out->first);
+    // One bound: any step that reaches beyond both ends.
+    out->step = std::max(out->first, memory.nbytes() - out->first);
     out->step = (out->step + kGranularity - 1) / kGranularity * kGranularity;
   }
   return {};
 }
 
 std::string why_no_dmabuf(const Driver &driver, Device device) {
-  if (driver.range_handle == nullptr) return "the driver has no cuMemGetHandleForAddressRange, which came with CUDA 11.7";
+  if (driver.range_handle == nullptr) {
+    return "the driver has no cuMemGetHandleForAddressRange, which came with CUDA 11.7";
+  }
   if (attribute(driver, device, kDmabufSupported) == 0) {
-    return "the device has no dma-buf support (the open kernel modules of the driver, and kernel 5.12 or later, have it)";
+    return "the driver has no dma-buf support for the device, which takes its open kernel modules and kernel 5.12";
   }
   return {};
 }
 
-Error export_dmabuf(const Driver &driver, Context context, Pointer base, uint64_t length, Fd *fd, uint64_t *offset) {
-  const ContextScope scope(driver, context);
-  if (scope.result() != kSuccess) return call_error(driver, scope.result(), "the context of the memory cannot be used");
+Error export_dmabuf(const DeviceMemory &memory, Pointer base, uint64_t length, Fd *fd, uint64_t *offset) {
+  const Driver &driver = memory.driver();
+  const ContextScope scope(driver, memory.context());
+  if (scope.result() != kSuccess) return unusable(memory, scope.result());
   const uint64_t page = page_bytes();
   const Pointer begin = base / page * page;
   const Pointer end = (base + length + page - 1) / page * page;
@@ -89,32 +94,58 @@ Error export_dmabuf(const Driver &driver, Context context, Pointer base, uint64_
   return {};
 }
 
-Error keep_in_order(const Driver &driver, Context context, Pointer base, uint64_t length) {
-  const ContextScope scope(driver, context);
-  if (scope.result() != kSuccess) return call_error(driver, scope.result(), "the context of the memory cannot be used");
+pci::Place place_of(const DeviceMemory &memory) {
+  char bus_id[32] = {};
+  const Driver &driver = memory.driver();
+  if (driver.device_pci_bus_id(bus_id, sizeof bus_id, memory.device()) != kSuccess) return {};
+  return pci::place_of_bus_id(bus_id);
+}
+
+Error keep_in_order(const DeviceMemory &memory) {
+  // Mapped memory does not have the attribute.
+  if (memory.virtual_memory()) return {};
+  const Driver &driver = memory.driver();
+  const ContextScope scope(driver, memory.context());
+  if (scope.result() != kSuccess) return unusable(memory, scope.result());
   const unsigned on = 1;
-  for (Pointer at = base; at < base + length;) {
-    Pointer start = 0;
-    size_t bytes = 0;
-    Result result = driver.address_range(&start, &bytes, at);
-    if (result == kSuccess) result = driver.set_pointer_attribute(&on, kAttributeSyncMemops, start);
-    if (result == kNotSupported || result == kInvalidValue) return {};  // mapped memory has no such attribute
-    if (result != kSuccess) return call_error(driver, result, "copies of the memory cannot be ordered (SYNC_MEMOPS)");
-    at = start + bytes;
+  const Result result = driver.set_pointer_attribute(&on, kAttributeSyncMemops, memory.address());
+  if (result == kSuccess || result == kNotSupported) return {};
+  return call_error(driver, result, "copies of the memory cannot be ordered (SYNC_MEMOPS)");
+}
+
+void WriteFlush::add(const std::shared_ptr<const DeviceMemory> &memory) {
+  const Driver &driver = memory->driver();
+  const Device device = memory->device();
+  const bool can = driver.flush_rdma_writes != nullptr &&
+                   (attribute(driver, device, kRdmaFlushOptions) & kFlushFromHost) != 0;
+  if (!can || attribute(driver, device, kRdmaWritesOrdering) >= kOrderedForOwner) return;
+  std::lock_guard lock(mutex_);
+  memories_[memory->context()].push_back(memory);
+  count_.fetch_add(1);
+}
+
+void WriteFlush::remove(const std::shared_ptr<const DeviceMemory> &memory) {
+  std::lock_guard lock(mutex_);
+  const auto it = memories_.find(memory->context());
+  if (it == memories_.end()) return;
+  count_.fetch_sub(std::erase(it->second, memory));
+  if (it->second.empty()) memories_.erase(it);
+}
+
+Error WriteFlush::flush() const {
+  Error first;
+  std::lock_guard lock(mutex_);
+  for (const auto &[context, memories] : memories_) {
+    const Driver &driver = memories.front()->driver();
+    const ContextScope scope(driver, context);
+    Result result = scope.result();
+    if (result == kSuccess) result = driver.flush_rdma_writes(kFlushCurrentContext, kOrderedForOwner);
+    if (result != kSuccess && !first) {
+      first = call_error(driver, result, "what a NIC wrote cannot be flushed to cuda:" +
+                                             std::to_string(memories.front()->device()));
+    }
   }
-  return {};
-}
-
-bool writes_need_flush(const Driver &driver, Device device) {
-  return driver.flush_rdma_writes != nullptr && (attribute(driver, device, kRdmaFlushOptions) & kFlushFromHost) != 0 &&
-         attribute(driver, device, kRdmaWritesOrdering) < kOrderedForOwner;
-}
-
-Error flush_writes(const Driver &driver, Context context) {
-  const ContextScope scope(driver, context);
-  Result result = scope.result();
-  if (result == kSuccess) result = driver.flush_rdma_writes(kFlushCurrentContext, kOrderedForOwner);
-  return result == kSuccess ? Error{} : call_error(driver, result, "what arrived cannot be flushed to the device");
+  return first;
 }
 
 }  // namespace moonpool::cuda

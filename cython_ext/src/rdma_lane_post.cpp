@@ -101,7 +101,7 @@ const RdmaLane::Local *RdmaLane::find_local_locked(const Frame &frame, const Des
     const std::shared_ptr<RdmaMemory> memory = region->rdma();
     if (memory == nullptr) continue;
     local_ = {region->base, region->base + region->length, memory->piece_bytes(), memory->start(),
-              memory->local_keys(rail_->device_index)};
+              region->device != nullptr, memory->local_keys(rail_->device_index)};
     if (!local_.keys.empty()) return &local_;
   }
   local_ = {};
@@ -165,6 +165,7 @@ uint32_t RdmaLane::build_locked(Frame *frame, uint32_t room) {
       request->wr.rdma.remote_addr = remote_in;
       request->wr.rdma.rkey = rkey;
       if (n > 0) requests_[n - 1].next = request;
+      of_gpu_[n] = false;
       bytes = 0;
       ++n;
     }
@@ -172,6 +173,7 @@ uint32_t RdmaLane::build_locked(Frame *frame, uint32_t room) {
     piece = {reinterpret_cast<uintptr_t>(desc.local) + frame->next_at, static_cast<uint32_t>(length),
              local->keys[local_at / local->piece_bytes]};
     zero_based_[static_cast<size_t>(&piece - pieces_.data())] = local_in;
+    of_gpu_[n - 1] = of_gpu_[n - 1] || local->of_gpu;
     bytes += length;
     frame->next_at += length;
     if (frame->next_at == desc.length) {
@@ -183,7 +185,7 @@ uint32_t RdmaLane::build_locked(Frame *frame, uint32_t room) {
     ibv_send_wr &request = requests_[i];
     uint64_t total = 0;
     for (int k = 0; k < request.num_sge; ++k) total += request.sg_list[k].length;
-    if (write && total <= queue_->inline_max()) {
+    if (write && total <= queue_->inline_max() && !of_gpu_[i]) {
       // The bytes travel in the request itself, copied by the processor.
       request.send_flags |= IBV_SEND_INLINE;
       continue;

@@ -108,9 +108,7 @@ Error RdmaMemory::add_all(const Source &source, const std::vector<Piece> &pieces
 Error RdmaMemory::cut(const Source &source, uint64_t piece_max, std::vector<Piece> *pieces) {
   cuda::Layout layout;
   if (source.gpu != nullptr) {
-    const cuda::DeviceMemory &gpu = *source.gpu;
-    Error error = cuda::find_layout(gpu.driver(), gpu.context(), gpu.address(), gpu.nbytes(), &layout);
-    if (error) return error;
+    if (Error error = cuda::find_layout(*source.gpu, &layout)) return error;
   }
   piece_bytes_ = std::max(piece_max / kHugePageBytes * kHugePageBytes, kHugePageBytes);
   start_ = start_of(source.base);
@@ -146,8 +144,8 @@ Error RdmaMemory::add_gpu(const Source &source, std::vector<Piece> pieces) {
     std::vector<Piece> dmabufs = pieces;
     Error error;
     for (size_t i = 0; i < pieces.size() && !error; ++i) {
-      error = cuda::export_dmabuf(gpu.driver(), gpu.context(), reinterpret_cast<cuda::Pointer>(pieces[i].at),
-                                  pieces[i].bytes, &open[i], &dmabufs[i].fd_offset);
+      error = cuda::export_dmabuf(gpu, reinterpret_cast<cuda::Pointer>(pieces[i].at), pieces[i].bytes, &open[i],
+                                  &dmabufs[i].fd_offset);
       dmabufs[i].fd = open[i].get();
     }
     if (!error) error = add_all(source, dmabufs);
