@@ -108,7 +108,7 @@ cdef class Engine:
                  uint32_t regions_max, uint32_t peers_max, uint32_t notifications_max,
                  rdma_devices, uint32_t rdma_queue_pairs, uint32_t rdma_queue_pairs_max, uint32_t rdma_queue_depth,
                  uint32_t rdma_inline_bytes, uint32_t rdma_service_level, uint32_t rdma_traffic_class,
-                 uint32_t rdma_pkey_index, uint64_t rdma_registration_bytes_max):
+                 uint32_t rdma_pkey_index, uint64_t rdma_registration_bytes_max, uint64_t cuda_staging_bytes):
         cdef mp_config config
         cdef uint8_t incarnation[16]
         cdef bytes name_text = encoded(name, "name", MP_CONFIG)
@@ -147,6 +147,7 @@ cdef class Engine:
         config.rdma_traffic_class = rdma_traffic_class
         config.rdma_pkey_index = rdma_pkey_index
         config.rdma_registration_bytes_max = rdma_registration_bytes_max
+        config.cuda_staging_bytes = cuda_staging_bytes
         self.open(&config)
         self.process = getpid()
         self.address = text(mp_engine_address(self.handle))
@@ -227,6 +228,25 @@ cdef class Engine:
         cdef Region region = new_object(region_type)
         region.owner = owner
         self.register_at(region, <void *><uintptr_t>address, length(nbytes), name, writable)
+        return region
+
+    def register_cuda(self, type region_type, address, nbytes, device, name, writable, owner):
+        """Memory of a GPU: `device` is its ordinal, -1 for whichever it is. Keeps a reference to `owner` likewise."""
+        cdef Region region = new_object(region_type)
+        cdef void *pointer_of_device = <void *><uintptr_t>address
+        cdef uint64_t size = length(nbytes)
+        cdef int32_t ordinal = device
+        cdef bytes name_text = encoded_or_none(name, "name", MP_INVALID_ARGUMENT)
+        cdef const char *name_pointer = pointer(name_text)
+        cdef uint32_t flags = MP_REGION_WRITABLE if flag(writable, "writable") else 0
+        cdef mp_error error
+        cdef mp_status status
+        region.owner = owner
+        with nogil:
+            status = mp_region_register_cuda(
+                self.handle, pointer_of_device, size, ordinal, name_pointer, flags, &region.handle, &error)
+        check(status, &error)
+        region.opened(self, name_text)
         return region
 
     cdef int register_at(self, Region region, void *address, uint64_t nbytes, object name, object writable) except -1:
@@ -460,6 +480,9 @@ def copy_batch(target, target_offsets, source, source_offsets, lengths):
 
 def probe_json():
     return json_text(NULL)
+
+
+include "_device.pxi"
 
 
 cdef str json_text(mp_engine *engine):

@@ -49,6 +49,7 @@ class EngineOptions(TypedDict, total=False):
     rdma_traffic_class: int
     rdma_pkey_index: int
     rdma_registration_bytes_max: int | str | None
+    cuda_staging_bytes: int | str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,6 +160,14 @@ class EngineSettings:
         minimum=2 << 20,
         maximum=1 << 40,
     )
+    cuda_staging_bytes: int = setting(
+        64 << 20,
+        "Pinned host memory for each GPU whose memory no network adapter and no peer reaches by itself, allocated at "
+        "the first transfer that needs it.",
+        unit="bytes",
+        minimum=4 << 20,
+        maximum=16 << 30,
+    )
 
     @classmethod
     def load(
@@ -252,6 +261,7 @@ class EngineSettings:
             "rdma_traffic_class": self.rdma_traffic_class,
             "rdma_pkey_index": self.rdma_pkey_index,
             "rdma_registration_bytes_max": self.rdma_registration_bytes_max or 0,
+            "cuda_staging_bytes": self.cuda_staging_bytes,
         }
 
 

@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 
 #include <cstdlib>
+#include <mutex>
 #include <type_traits>
 
 namespace moonpool::cuda {
@@ -31,11 +32,19 @@ class Table {
     find_streams();
     find_sharing();
     find_newer();
-    if (!why_not_) start();
+    complete_ = !why_not_;
   }
 
   Driver driver{};
-  const Error &why_not() const { return why_not_; }
+  // Every call that is needed is there.
+  bool usable() const { return complete_; }
+  // Once. A process that forks before anybody has used the driver can still use it in its children.
+  const Error &started() {
+    std::call_once(once_, [this] {
+      if (!why_not_) start();
+    });
+    return why_not_;
+  }
 
  private:
   template <class Member>
@@ -139,22 +148,29 @@ class Table {
   }
 
   void *library_ = nullptr;
+  bool complete_ = false;
+  std::once_flag once_;
   Error why_not_;
 };
+
+Table &table() {
+  // Never destroyed: engines may still close while the process exits.
+  static auto *const loaded = new Table();
+  return *loaded;
+}
 
 }  // namespace
 
 const Driver *Driver::load(Error *why_not) {
-  static const Table table;
-  *why_not = table.why_not();
-  return *why_not ? nullptr : &table.driver;
+  *why_not = table().started();
+  return *why_not ? nullptr : &table().driver;
 }
 
-bool driver_in_process() {
+const Driver *Driver::present() {
   void *library = dlopen(library_name(), RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
-  if (library == nullptr) return false;
+  if (library == nullptr) return nullptr;
   dlclose(library);
-  return true;
+  return table().usable() ? &table().driver : nullptr;
 }
 
 std::string result_name(const Driver &driver, Result result) {

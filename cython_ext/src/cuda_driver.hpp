@@ -24,6 +24,7 @@ using AllocationHandle = uint64_t;
 constexpr Result kSuccess = 0;
 constexpr Result kInvalidValue = 1;
 constexpr Result kOutOfMemory = 2;
+constexpr Result kNotInitialized = 3;
 constexpr Result kDeinitialized = 4;
 constexpr Result kNoDevice = 100;
 constexpr Result kInvalidContext = 201;
@@ -177,10 +178,10 @@ struct Driver {
   // nullptr with the reason when it cannot be used here. The library stays open to the end of the process.
   // MOONPOOL_CUDA_LIBRARY names another file than libcuda.so.1.
   static const Driver *load(Error *why_not);
+  // The same without starting it, in a process that has it open: who has memory of a GPU has. Otherwise nullptr.
+  static const Driver *present();
 };
 
-// Whether some library has opened libcuda in this process: who has memory of a GPU has it open.
-bool driver_in_process();
 // "CUDA_ERROR_ILLEGAL_ADDRESS".
 std::string result_name(const Driver &driver, Result result);
 // A driver call failed while doing `what`. The name is in the cause.

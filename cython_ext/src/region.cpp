@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "cuda_memory.hpp"
+
 namespace moonpool {
 
 namespace {
@@ -28,6 +30,23 @@ Region::Region(uint64_t region_id, std::unique_ptr<Memory> own, uint64_t nbytes,
       name(std::move(region_name)),
       flags(region_flags | (own->fd() != nullptr ? MP_REGION_SHARED : 0)),
       memory(std::move(own)) {}
+
+Region::Region(uint64_t region_id, uint8_t *address, uint64_t nbytes, std::string region_name, uint32_t region_flags,
+               std::shared_ptr<const cuda::DeviceMemory> of_device)
+    : id(region_id),
+      key(random_u64()),
+      generation(g_generation.fetch_add(1)),
+      base(address),
+      length(nbytes),
+      name(std::move(region_name)),
+      flags(region_flags | MP_REGION_CUDA),
+      device(std::move(of_device)) {}
+
+std::string Region::location() const {
+  if (device != nullptr) return "cuda:" + std::to_string(device->device());
+  const int node = numa_node_of(base);
+  return node < 0 ? "cpu" : "cpu:" + std::to_string(node);
+}
 
 std::string Region::label() const {
   if (!name.empty()) return "region \"" + name + "\"";

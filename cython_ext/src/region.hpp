@@ -22,6 +22,10 @@ namespace moonpool {
 
 class RdmaMemory;
 
+namespace cuda {
+class DeviceMemory;
+}
+
 // Two kinds of use keep the bytes owned: transfers of this engine (`users`) make a release fail, work on behalf of
 // peers (`serving`) is stopped by it.
 class Region {
@@ -29,6 +33,9 @@ class Region {
   Region(uint64_t id, uint8_t *base, uint64_t length, std::string name, uint32_t flags);
   // Of memory that the engine allocated.
   Region(uint64_t id, std::unique_ptr<Memory> memory, uint64_t length, std::string name, uint32_t flags);
+  // Of memory of a device: no processor may touch `base`.
+  Region(uint64_t id, uint8_t *base, uint64_t length, std::string name, uint32_t flags,
+         std::shared_ptr<const cuda::DeviceMemory> device);
   Region(const Region &) = delete;
   Region &operator=(const Region &) = delete;
 
@@ -40,9 +47,13 @@ class Region {
   const std::string name;
   const uint32_t flags;
   const std::unique_ptr<Memory> memory;  // nullptr: somebody else's, and only registered
+  const std::shared_ptr<const cuda::DeviceMemory> device;  // nullptr: memory of the host
 
   // For messages.
   std::string label() const;
+
+  // "cuda:0", "cpu:1" or "cpu".
+  std::string location() const;
 
   // By peers.
   bool writable() const { return (flags & MP_REGION_WRITABLE) != 0; }

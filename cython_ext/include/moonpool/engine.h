@@ -23,7 +23,7 @@ extern "C" {
 #endif
 
 #define MP_API __attribute__((visibility("default")))
-#define MP_ABI_VERSION 3
+#define MP_ABI_VERSION 4
 
 typedef struct mp_engine mp_engine;
 typedef struct mp_region mp_region;
@@ -108,6 +108,8 @@ typedef struct mp_config {
   uint32_t rdma_traffic_class; /* 0 to 255; DSCP in its upper six bits */
   uint32_t rdma_pkey_index;    /* in the port's table of partition keys */
   uint64_t rdma_registration_bytes_max; /* larger memory is registered in pieces; 0: what the devices allow */
+  uint64_t cuda_staging_bytes; /* pinned memory for each GPU whose memory passes through the host; made at the first
+                                * such transfer. 0: 64 MiB. 4 MiB to 16 GiB */
 } mp_config;
 
 /* Fills every field with its default. */
@@ -137,9 +139,19 @@ MP_API size_t mp_probe_json(char *buffer, size_t size);
 
 #define MP_REGION_WRITABLE 1u
 #define MP_REGION_SHARED 2u /* peers on the same host map it; set by the engine */
+#define MP_REGION_CUDA 4u   /* memory of a GPU; set by the engine */
 
 enum { MP_HUGE_PAGES_AUTO = 0, MP_HUGE_PAGES_NEVER = 1, MP_HUGE_PAGES_REQUIRED = 2 };
 #define MP_NUMA_ANY -1
+#define MP_CUDA_ANY -1
+
+/* What the CUDA driver says of an address. Of managed memory the host can use the address too. */
+typedef enum mp_memory_kind {
+  MP_MEMORY_HOST = 0,
+  MP_MEMORY_PINNED = 1, /* host memory that is registered with the driver, or came from it */
+  MP_MEMORY_DEVICE = 2,
+  MP_MEMORY_MANAGED = 3
+} mp_memory_kind;
 
 /* How memory is allocated. NULL where one is asked for: the defaults that mp_allocation_init sets. */
 typedef struct mp_allocation {
@@ -169,6 +181,18 @@ MP_API mp_status mp_region_allocate(mp_engine *engine, uint64_t nbytes, const ch
 /* The memory must stay valid until mp_region_release succeeded or the engine is closed. */
 MP_API mp_status mp_region_register(mp_engine *engine, void *address, uint64_t nbytes, const char *name, uint32_t flags,
                                     mp_region **region, mp_error *error);
+/* The same for memory of GPU `device` (its CUDA ordinal; MP_CUDA_ANY: whichever it is), also managed memory. Host memory,
+ * and memory of another device, is MP_INVALID_ARGUMENT. No context is made: the one that the memory belongs to is used.
+ * Memory that is freed before the region is released is noticed, and its transfers fail with MP_REGION_RELEASED. */
+MP_API mp_status mp_region_register_cuda(mp_engine *engine, void *address, uint64_t nbytes, int32_t device,
+                                         const char *name, uint32_t flags, mp_region **region, mp_error *error);
+/* The kind of the memory that `nbytes` bytes at `address` lie in, and its device (-1: none). Needs no engine. Opens the
+ * CUDA driver: MP_CUDA where there is none. MP_INVALID_ARGUMENT: its first and last byte are of different kinds. */
+MP_API mp_status mp_cuda_memory_kind(const void *address, uint64_t nbytes, mp_memory_kind *kind, int32_t *device,
+                                     mp_error *error);
+/* Where the region is: "cuda:0", "cpu:1" (its NUMA node), or "cpu" when the kernel does not say. Writes at most `size`
+ * bytes including the terminating 0, and returns the length needed. */
+MP_API size_t mp_region_location(const mp_region *region, char *buffer, size_t size);
 /* Withdraws the region: peers are refused from now on. When it returns MP_OK nothing writes it any more, and no read of
  * it completes. A peer on the same host that was stopped in the middle of a copy of memory that the engine allocated is
  * waited for as long as progress_timeout_ms; then the bytes move to pages of their own, and what the peer still writes
@@ -256,6 +280,9 @@ typedef struct mp_options {
   int32_t digest;         /* 1: digest every item at both ends and compare */
   int64_t deadline_at_ns; /* the same as a time of CLOCK_MONOTONIC, for who may be stopped between looking at the clock
                              and submitting; 0: none. The earlier of both holds */
+  uint64_t cuda_stream;   /* with cuda_stream_given 1: a CUstream. No byte is moved before what was queued there up to
+                             the call has ended. The batch needs a local region of a GPU, in the stream's context */
+  int32_t cuda_stream_given;
 } mp_options;
 
 typedef enum mp_transfer_state {
