@@ -76,7 +76,7 @@ int64_t fakeCudaAlive(const char *kind) {
   if (what == "reservations") return static_cast<int64_t>(all.reservations.size());
   if (what == "pinned") return ranges_of(Kind::kPinned, Kind::kRegistered);
   if (what == "imports") return ranges_of(Kind::kImported, Kind::kImported);
-  if (what == "modules") return static_cast<int64_t>(all.modules.load());
+  if (what == "modules") return static_cast<int64_t>(all.modules.size());
   return -1;
 }
 

@@ -301,7 +301,7 @@ FAKE_API int cuMemGetAddressRange_v2(uint64_t *base, size_t *nbytes, uint64_t ad
   FAKE_ENTER(kContext);
   std::shared_lock gate(world().gate);
   const Range *range = range_at(address);
-  if (range == nullptr || range->on_host()) return kInvalidValue;
+  if (range == nullptr || range->on_host()) return kNotFound;
   if (base != nullptr) *base = range->base;
   if (nbytes != nullptr) *nbytes = range->nbytes;
   return kSuccess;

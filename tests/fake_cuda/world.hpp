@@ -110,11 +110,6 @@ struct Handle {
   int references = 1;
 };
 
-struct Function {
-  std::string name;
-  struct Module *module = nullptr;
-};
-
 // ---------------------------------------------------------------- the world
 
 struct Fault {
@@ -141,6 +136,7 @@ struct World {
   std::map<size_t, std::vector<uint64_t>> free_addresses;  // by length; used first, so that addresses come again
   std::map<void *, std::shared_ptr<Stream>> streams;
   std::map<void *, std::shared_ptr<Event>> events;
+  std::map<void *, std::shared_ptr<void>> modules;
   std::set<Context *> others;                        // contexts that are not primary
   std::map<int, std::pair<size_t, size_t>> dmabufs;  // offset in its memory and length, by descriptor
   uint64_t next_buffer_id = 1;
@@ -161,7 +157,7 @@ struct World {
   std::atomic<int> pid{0};
   std::mutex counts_mutex;
   std::map<std::string, std::atomic<uint64_t>> counts;
-  std::atomic<uint64_t> all_calls{0}, primaries_made{0}, modules{0};
+  std::atomic<uint64_t> all_calls{0}, primaries_made{0};
 
   std::mutex hold_mutex;
   std::condition_variable hold_changed;
