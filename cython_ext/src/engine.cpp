@@ -81,7 +81,8 @@ Engine::Engine(Config resolved, std::vector<std::unique_ptr<Transport>> all)
       transports(std::move(all)),
       identity{config.name, random_id(), config.secret},
       regions(config.regions_max),
-      notifications(config.notifications_max) {}
+      notifications(config.notifications_max),
+      staging(config.cuda_staging_bytes, config.spin_us) {}
 
 Engine::~Engine() { close(); }
 
@@ -345,7 +346,23 @@ void Engine::run(const std::shared_ptr<Transfer> &transfer) {
     return;
   }
   arm_deadline(transfer->deadline_ns);
+  if (transfer->after_stream) return run_after_stream(transfer);
   transfer->peer->submit(transfer);
+}
+
+// Whatever path it takes, none of it is begun before.
+void Engine::run_after_stream(const std::shared_ptr<Transfer> &transfer) {
+  const auto go_on = [transfer](const Error &error) {
+    if (error) return transfer->fail(error);
+    if (transfer->stopping()) return transfer->fail(transfer->stop_cause());
+    transfer->peer->submit(transfer);
+  };
+  const Error error =
+      staging.stager(transfer->device)
+          ->after_stream(
+              transfer->cuda_stream, [transfer] { return transfer->stopping(); },
+              [this, go_on](const Error &failed) { next_io().post([go_on, failed] { go_on(failed); }); });
+  if (error) transfer->fail(error);
 }
 
 Error Engine::deadline_cause(const Transfer &transfer) {
@@ -412,12 +429,14 @@ void Engine::close() {
   for (const auto &session : sessions) session->close();
   // One patience for all of them: a client that was stopped may have been at work in many.
   const int64_t until = now_ns() + int64_t{config.progress_timeout_ms} * kMillisecond;
+  staging.begin_close(until);
   for (const auto &region : regions.all()) {
     region->release_for_good();
     withdraw_rdma(*region);
     region->wait_unserved();
     region->stop_sharing(until);
   }
+  staging.join();
   if (rdma != nullptr) rdma->unwatch();
   for (const auto &io : io_) io->stop();
   // What the threads had not got to, such as the last words of broken lanes.

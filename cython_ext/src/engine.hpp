@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cuda_export.hpp"
+#include "cuda_stager.hpp"
 #include "handshake.hpp"
 #include "io_thread.hpp"
 #include "link.hpp"
@@ -114,6 +115,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   TransferList running;
   NotificationQueue notifications;
   Stats stats;
+  cuda::Staging staging;
   std::shared_ptr<RdmaHost> rdma;  // nullptr: not among the transports
 
  private:
@@ -133,6 +135,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<std::shared_ptr<Session>> all_sessions() const;
   // nullptr: it has ended.
   std::shared_ptr<Session> find_session(const Id128 &token, const Id128 &client) const;
+  void run_after_stream(const std::shared_ptr<Transfer> &transfer);
   void arm_deadline(int64_t deadline_ns);
   void check_deadlines();
   static Error deadline_cause(const Transfer &transfer);

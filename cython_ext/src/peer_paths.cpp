@@ -260,7 +260,7 @@ void Peer::move_on(std::vector<Work> work, const Link *from, const Error &cause)
     } while (link == nullptr && !error && !park(one, cause));
     if (link != nullptr) {
       engine_->stats.retries.fetch_add(1);
-      one.transfer->set_link(link);
+      one.transfer->set_carrier(link);
       link->adopt({one}, cause);
     } else if (error || one.transfer->stopping()) {
       fail_work({one}, cause);

@@ -214,6 +214,17 @@ mp_status RequestChecker::check(const wire::WireDesc &desc, bool write, uint8_t 
   return MP_OK;
 }
 
+std::vector<ServingPin> RequestChecker::pin_again() const {
+  std::vector<ServingPin> pins;
+  for (const ServingPin &pin : pins_) pins.push_back(pin.again());
+  return pins;
+}
+
+std::vector<ServingPin> RequestChecker::take() {
+  last_ = nullptr;
+  return std::exchange(pins_, {});
+}
+
 void RequestChecker::reset() {
   last_ = nullptr;
   pins_.clear();

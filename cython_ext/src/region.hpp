@@ -46,7 +46,7 @@ class Region {
   const uint64_t length;
   const std::string name;
   const uint32_t flags;
-  const std::unique_ptr<Memory> memory;  // nullptr: somebody else's, and only registered
+  const std::unique_ptr<Memory> memory;                    // nullptr: somebody else's, and only registered
   const std::shared_ptr<const cuda::DeviceMemory> device;  // nullptr: memory of the host
 
   // For messages.
@@ -134,6 +134,8 @@ class ServingPin {
     region_.reset();
   }
   Region *get() const { return region_.get(); }
+  // One more of the same region.
+  ServingPin again() const { return ServingPin(region_); }
 
  private:
   std::shared_ptr<Region> region_;
@@ -172,6 +174,12 @@ class RequestChecker {
 
   // MP_OK and the address, or why the peer may not touch these bytes. The region stays pinned until reset().
   mp_status check(const wire::WireDesc &desc, bool write, uint8_t **address);
+  // After MP_OK.
+  const Region &region() const { return *last_; }
+  // What is pinned now, for work that goes on without the checker. Empty pins: of regions that were released meanwhile.
+  std::vector<ServingPin> pin_again() const;
+  // The pins themselves; the checker has none then.
+  std::vector<ServingPin> take();
   void reset();
   bool pins(const Region &region) const;
   void unpin(const Region &region);
