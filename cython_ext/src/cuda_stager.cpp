@@ -154,7 +154,8 @@ void Stager::run() {
       pause = kFirstPauseNs;
       continue;
     }
-    const bool waits = !under_way_[kToDevice].empty() || !under_way_[kToHost].empty() || !gates_.empty();
+    const bool waits = !gates_.empty() || std::any_of(std::begin(under_way_), std::end(under_way_),
+                                                      [](const auto &jobs) { return !jobs.empty(); });
     if (waits && now < look_until && ActiveThreads::may_look(true) && yield_core()) continue;
     std::unique_lock lock(mutex_);
     if (!idle_locked()) continue;
@@ -179,13 +180,11 @@ bool Stager::turn() {
   return begin_jobs() || moved;
 }
 
-Error Stager::prepare() {
-  for (Stream &stream : streams_) {
-    if (stream != nullptr) continue;
-    const Result result = driver_.stream_create(&stream, kStreamNonBlocking, 0);
-    if (result != kSuccess) return failed(result, "cannot make a stream for copies");
-  }
-  return {};
+Error Stager::prepare(Direction direction) {
+  Stream &stream = streams_[direction];
+  if (stream != nullptr) return {};
+  const Result result = driver_.stream_create(&stream, kStreamNonBlocking, 0);
+  return result == kSuccess ? Error{} : failed(result, "cannot make a stream for copies");
 }
 
 Error Stager::allocate_ring() {
@@ -245,12 +244,12 @@ bool Stager::begin_jobs() {
     closing = closing_;
   }
   for (Job &job : jobs) {
-    Error error = closing ? closed_error() : prepare();
+    Error error = closing ? closed_error() : prepare(job.direction);
     if (!error) {
       Result result = take_event(&job.event);
       size_t issued = 0;
       if (result == kSuccess) result = issue(job, &issued);
-      if (result != kSuccess) error = failed(result, "cannot copy between a device and the host");
+      if (result != kSuccess) error = failed(result, job.direction == kOnDevice ? "cannot copy between devices" : "cannot copy between a device and the host");
       const bool begun = result == kSuccess || issued > 0;
       if (begun && driver_.event_record(job.event, streams_[job.direction]) == kSuccess) {
         // Part of a copy that could not be begun whole is waited for, too.
@@ -276,8 +275,10 @@ Result Stager::issue(Job &job, size_t *issued) {
   }
   const Stream stream = streams_[job.direction];
   for (const Copy &one : job.copies) {
-    const Result result = job.direction == kToDevice ? driver_.copy_to_device(one.device, one.host, one.nbytes, stream)
-                                                     : driver_.copy_to_host(one.host, one.device, one.nbytes, stream);
+    const auto from = reinterpret_cast<Pointer>(one.host);
+    const Result result = job.direction == kOnDevice   ? driver_.copy_on_device(one.device, from, one.nbytes, stream)
+                          : job.direction == kToDevice ? driver_.copy_to_device(one.device, one.host, one.nbytes, stream)
+                                                       : driver_.copy_to_host(one.host, one.device, one.nbytes, stream);
     if (result != kSuccess) return result;
     ++*issued;
   }
@@ -291,8 +292,8 @@ Result Stager::issue_batch(Job &job) {
   for (size_t i = 0; i < count; ++i) {
     const Copy &one = job.copies[i];
     const auto host = reinterpret_cast<Pointer>(one.host);
-    targets[i] = job.direction == kToDevice ? one.device : host;
-    sources[i] = job.direction == kToDevice ? host : one.device;
+    targets[i] = job.direction == kToHost ? host : one.device;
+    sources[i] = job.direction == kToHost ? one.device : host;
     sizes[i] = one.nbytes;
   }
   CopyAttributes attributes{kSourceAccessOrderStream, {}, {}, 0};
@@ -317,7 +318,7 @@ bool Stager::end_jobs() {
       Job job = std::move(jobs.front());
       jobs.pop_front();
       moved = true;
-      if (result != kSuccess && !job.error) job.error = failed(result, "a copy between a device and the host failed");
+      if (result != kSuccess && !job.error) job.error = failed(result, "a copy of memory of a device failed");
       end(job, job.error);
     }
   }
@@ -328,7 +329,9 @@ void Stager::end(Job &job, const Error &error) {
   if (job.event != nullptr) events_.push_back(std::exchange(job.event, nullptr));
   if (!error) {
     counters_.copies.fetch_add(1, std::memory_order_relaxed);
-    (job.direction == kToDevice ? counters_.to_device_bytes : counters_.to_host_bytes)
+    (job.direction == kToDevice  ? counters_.to_device_bytes
+     : job.direction == kToHost ? counters_.to_host_bytes
+                                : counters_.on_device_bytes)
         .fetch_add(job.nbytes, std::memory_order_relaxed);
   }
   job.done(error);

@@ -24,7 +24,7 @@ constexpr uint32_t kPieceDescs = 1000;
 
 struct Copy {
   Pointer device;
-  uint8_t *host;  // pinned
+  uint8_t *host;  // pinned; between devices the source, which no processor touches
   uint64_t nbytes;
 };
 
@@ -56,7 +56,7 @@ class Slot {
 
 // What happened, for people.
 struct StagerCounters {
-  std::atomic<uint64_t> to_device_bytes{0}, to_host_bytes{0}, copies{0}, waits{0};
+  std::atomic<uint64_t> to_device_bytes{0}, to_host_bytes{0}, on_device_bytes{0}, copies{0}, waits{0};
 };
 
 // The pinned memory of one context, and the thread that makes every driver call for it: one stream for each direction,
@@ -65,7 +65,7 @@ class Stager : public std::enable_shared_from_this<Stager> {
  public:
   // Own transfers and those of peers have a half each: engines that wait for each other's memory would never go on.
   enum Use { kOwn = 0, kServing = 1 };
-  enum Direction { kToDevice = 0, kToHost = 1 };
+  enum Direction { kToDevice = 0, kToHost = 1, kOnDevice = 2 };
   using Done = std::function<void(const Error &)>;
   using Ready = std::function<void(Slot, const Error &)>;
 
@@ -116,7 +116,7 @@ class Stager : public std::enable_shared_from_this<Stager> {
   bool idle_locked() const;
   void give_back(int use, uint8_t *data);
   // With the context current.
-  Error prepare();
+  Error prepare(Direction direction);
   Error allocate_ring();
   Result issue(Job &job, size_t *issued);
   Result issue_batch(Job &job);
@@ -143,9 +143,9 @@ class Stager : public std::enable_shared_from_this<Stager> {
   std::vector<uint8_t *> free_[2];
 
   // Of the thread alone.
-  Stream streams_[2] = {};
+  Stream streams_[3] = {};
   std::vector<Event> events_;
-  std::deque<Job> under_way_[2];
+  std::deque<Job> under_way_[3];
   std::deque<Gate> gates_;
   std::unique_ptr<Memory> ring_;
   bool abandoned_ = false;  // something is under way that nobody waits for any more

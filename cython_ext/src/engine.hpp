@@ -101,6 +101,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Devices have written memory: GPUs see it when this returns. For a transfer: memory of its own.
   void flush_gpu_writes();
   void flush_gpu_writes(const Transfer &transfer);
+  // Whether memory of a GPU has been registered.
+  bool has_gpu_memory() const { return has_gpu_memory_.load(std::memory_order_relaxed); }
   // Why memory was not registered for RDMA, the latest time; "" when all was.
   std::string registration_problem() const;
   // Lanes wait for queue pairs: idle ones give theirs up as long as that is so.
@@ -161,6 +163,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<std::weak_ptr<RdmaLink>> rdma_links_;
   std::vector<std::shared_ptr<RdmaLink>> rdma_connecting_;
   std::atomic<bool> making_room_{false};
+  std::atomic<bool> has_gpu_memory_{false};
   cuda::WriteFlush write_flush_;
   std::string registration_problem_;
 };
