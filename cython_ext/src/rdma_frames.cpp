@@ -5,6 +5,8 @@
 #include <optional>
 #include <tuple>
 
+#include "status.hpp"
+
 namespace moonpool::rdma {
 
 namespace {
