@@ -51,11 +51,9 @@ Error pointer_facts(const Driver &driver, Pointer address, PointerFacts *facts) 
   uint64_t buffer_id = 0;
   Context context = nullptr;
   int device = -1;
-  Pointer start = 0;
-  size_t size = 0;
-  int attributes[] = {kAttributeMemoryType,    kAttributeIsManaged,  kAttributeBufferId, kAttributeContext,
-                      kAttributeDeviceOrdinal, kAttributeRangeStart, kAttributeRangeSize};
-  void *values[] = {&type, &managed, &buffer_id, &context, &device, &start, &size};
+  int attributes[] = {kAttributeMemoryType, kAttributeIsManaged, kAttributeBufferId, kAttributeContext,
+                      kAttributeDeviceOrdinal};
+  void *values[] = {&type, &managed, &buffer_id, &context, &device};
   // Unlike cuPointerGetAttribute it succeeds for memory that CUDA does not know, and leaves zeros.
   const Result result = driver.pointer_attributes(std::size(attributes), attributes, values, address);
   if (result != kSuccess) return call_error(driver, result, "cannot look at the memory at " + hexadecimal(address));
@@ -65,8 +63,6 @@ Error pointer_facts(const Driver &driver, Pointer address, PointerFacts *facts) 
   facts->device = device;
   facts->context = context;
   facts->buffer_id = buffer_id;
-  facts->start = start;
-  facts->nbytes = size;
   return {};
 }
 
@@ -109,22 +105,34 @@ Error DeviceMemory::open(void *address, uint64_t nbytes, int32_t device, std::sh
   if (first.kind != Kind::kDevice && first.kind != Kind::kManaged) return wrong_claim(begin, text_of(first), claimed);
   if (device != MP_CUDA_ANY && first.device != device) return wrong_claim(begin, text_of(first), claimed);
   std::shared_ptr<DeviceMemory> made(new DeviceMemory(*driver, begin, nbytes, first));
-  // Virtual memory may be mapped in parts that follow each other.
-  PointerFacts part = first;
-  Pointer at = begin;
-  for (int parts = 0; parts < kPartsMax && at - begin < nbytes; ++parts) {
-    if (at != begin && (error = pointer_facts(*driver, at, &part))) return error;
-    if (part.kind != first.kind || part.device != first.device || part.nbytes == 0) {
-      return make_error(MP_OUT_OF_RANGE,
-                        std::to_string(nbytes) + " bytes at " + hexadecimal(begin) + " go beyond their allocation on " +
-                            device_name(first.device),
-                        "only " + std::to_string(at - begin) + " bytes from there belong to it");
-    }
-    made->last_id_ = part.buffer_id;
-    at = part.start + part.nbytes;
-  }
   if ((error = made->find_context())) return error;
+  if ((error = made->find_end(first))) return error;
   *out = std::move(made);
+  return {};
+}
+
+// Virtual memory may be mapped in parts that follow each other.
+Error DeviceMemory::find_end(const PointerFacts &first) {
+  const ContextScope scope(driver_, context_);
+  PointerFacts part = first;
+  Pointer at = address_;
+  for (int parts = 0; parts < kPartsMax && at - address_ < nbytes_; ++parts) {
+    if (at != address_) {
+      if (Error error = pointer_facts(driver_, at, &part)) return error;
+    }
+    Pointer start = 0;
+    size_t size = 0;
+    const bool same = part.kind == first.kind && part.device == first.device;
+    // CU_POINTER_ATTRIBUTE_RANGE_* would be those of everything that is reserved, mapped or not.
+    if (!same || driver_.address_range(&start, &size, at) != kSuccess || size == 0) {
+      return make_error(MP_OUT_OF_RANGE,
+                        std::to_string(nbytes_) + " bytes at " + hexadecimal(address_) +
+                            " go beyond their allocation on " + device_name(device_),
+                        "only " + std::to_string(at - address_) + " bytes from there belong to it");
+    }
+    last_id_ = part.buffer_id;
+    at = start + size;
+  }
   return {};
 }
 

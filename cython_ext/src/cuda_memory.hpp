@@ -16,15 +16,12 @@ enum class Kind {
 };
 const char *kind_text(Kind kind);
 
-// What the driver knows of the memory at an address: of the allocation, or of the mapped part of a larger one, that it
-// lies in.
+// What the driver knows of the memory at an address.
 struct PointerFacts {
   Kind kind = Kind::kHost;
   int device = -1;
   Context context = nullptr;  // nullptr: mapped by virtual memory management, or the host's
-  uint64_t buffer_id = 0;     // never given twice
-  Pointer start = 0;
-  uint64_t nbytes = 0;
+  uint64_t buffer_id = 0;     // of the allocation; never given twice
 };
 Error pointer_facts(const Driver &driver, Pointer address, PointerFacts *facts);
 
@@ -55,6 +52,7 @@ class DeviceMemory {
  private:
   DeviceMemory(const Driver &driver, Pointer address, uint64_t nbytes, const PointerFacts &first);
   Error find_context();
+  Error find_end(const PointerFacts &first);
 
   const Driver &driver_;
   const Pointer address_;

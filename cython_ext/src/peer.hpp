@@ -90,6 +90,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
     int64_t retry_at = 0;
   };
 
+  bool reaches_device(const Transfer &transfer) const;
   void keep(const std::shared_ptr<Transfer> &transfer);
   bool park(const Work &work, const Error &cause);
   void start_dial_locked(int64_t deadline_ns);

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <fstream>
 
+#include "status.hpp"
+
 namespace moonpool::shm {
 
 namespace {

@@ -1,0 +1,419 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda_stager.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "io_thread.hpp"
+#include "system.hpp"
+
+namespace moonpool::cuda {
+
+namespace {
+
+// Copies of a piece take some 20 us on PCIe 5, so the first looks come soon and the later ones seldom.
+constexpr int64_t kFirstPauseNs = 20'000;
+constexpr int64_t kLongestPauseNs = 1'000'000;
+
+Error closed_error() { return make_error(MP_CLOSED, "the engine was closed"); }
+
+// Neighbours on both sides become one copy.
+void join_neighbours(std::vector<Copy> *copies) {
+  size_t last = 0;
+  for (size_t i = 1; i < copies->size(); ++i) {
+    Copy &into = (*copies)[last];
+    const Copy &next = (*copies)[i];
+    if (into.device + into.nbytes == next.device && into.host + into.nbytes == next.host) {
+      into.nbytes += next.nbytes;
+    } else {
+      (*copies)[++last] = next;
+    }
+  }
+  copies->resize(std::min(copies->size(), last + 1));
+}
+
+}  // namespace
+
+void Slot::reset() {
+  if (const std::shared_ptr<Stager> owner = std::exchange(owner_, nullptr)) owner->give_back(use_, data_);
+}
+
+Stager::Stager(std::shared_ptr<const DeviceMemory> memory, uint64_t ring_bytes, uint32_t spin_us,
+               StagerCounters &counters)
+    : memory_(std::move(memory)),
+      driver_(memory_->driver()),
+      ring_bytes_(ring_bytes),
+      spin_ns_(int64_t{spin_us} * 1000),
+      counters_(counters) {}
+
+Stager::~Stager() { join(); }
+
+// ---------------------------------------------------------------- for everybody
+
+Slot Stager::try_slot(Use use) {
+  std::lock_guard lock(mutex_);
+  if (closing_ || !waiters_[use].empty() || free_[use].empty()) return {};
+  uint8_t *const data = free_[use].back();
+  free_[use].pop_back();
+  return Slot(shared_from_this(), use, data);
+}
+
+void Stager::want_slot(Use use, Ready ready) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!closing_) {
+      counters_.waits.fetch_add(1, std::memory_order_relaxed);
+      waiters_[use].push_back({use, std::move(ready)});
+      start_locked();
+      return changed_.notify_one();
+    }
+  }
+  ready({}, closed_error());
+}
+
+void Stager::copy(Direction direction, std::vector<Copy> copies, Done done) {
+  Job job{direction, std::move(copies), std::move(done), 0, nullptr, {}};
+  for (const Copy &one : job.copies) job.nbytes += one.nbytes;
+  join_neighbours(&job.copies);
+  {
+    std::lock_guard lock(mutex_);
+    if (!closing_) {
+      queue_.push_back(std::move(job));
+      start_locked();
+      return changed_.notify_one();
+    }
+  }
+  job.done(closed_error());
+}
+
+// The event is recorded by the calling thread, so that what it queues on the stream afterwards is not waited for. The
+// stager looks at it, instead of letting its own streams wait: behind them every other transfer would wait too.
+Error Stager::after_stream(uint64_t stream, std::function<bool()> given_up, Done done) {
+  const ContextScope scope(driver_, memory_->context());
+  Event event = nullptr;
+  Result result = scope.result();
+  if (result == kSuccess) result = driver_.event_create(&event, kEventDisableTiming);
+  if (result == kSuccess) result = driver_.event_record(event, reinterpret_cast<Stream>(stream));
+  if (result != kSuccess) {
+    if (event != nullptr) driver_.event_destroy(event);
+    Error error = failed(result, "cannot wait for the CUDA stream that was given");
+    error.hint = "a stream of the context that the local region is in";
+    return error;
+  }
+  std::unique_lock lock(mutex_);
+  if (closing_) {
+    lock.unlock();
+    driver_.event_destroy(event);
+    return closed_error();
+  }
+  new_gates_.push_back({event, std::move(given_up), std::move(done)});
+  start_locked();
+  changed_.notify_one();
+  return {};
+}
+
+void Stager::give_back(int use, uint8_t *data) {
+  std::lock_guard lock(mutex_);
+  free_[use].push_back(data);
+  if (!waiters_[use].empty()) changed_.notify_one();
+}
+
+void Stager::start_locked() {
+  if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+}
+
+void Stager::begin_close(int64_t until) {
+  std::lock_guard lock(mutex_);
+  closing_ = true;
+  until_ = until;
+  changed_.notify_one();
+}
+
+void Stager::join() {
+  begin_close(now_ns());
+  if (thread_.joinable()) thread_.join();
+}
+
+// ---------------------------------------------------------------- the thread
+
+bool Stager::idle_locked() const {
+  const auto served = [this](const std::deque<Waiter> &waiting) {
+    return waiting.empty() || !(closing_ || ring_ == nullptr || !free_[waiting.front().use].empty());
+  };
+  return queue_.empty() && new_gates_.empty() && served(waiters_[kOwn]) && served(waiters_[kServing]);
+}
+
+void Stager::run() {
+  int64_t look_until = 0;
+  int64_t pause = kFirstPauseNs;
+  for (;;) {
+    const bool moved = turn();
+    const int64_t now = now_ns();
+    if (moved) {
+      look_until = now + spin_ns_;
+      pause = kFirstPauseNs;
+      continue;
+    }
+    const bool waits = !gates_.empty() || std::any_of(std::begin(under_way_), std::end(under_way_),
+                                                      [](const auto &jobs) { return !jobs.empty(); });
+    if (waits && now < look_until && ActiveThreads::may_look(true) && yield_core()) continue;
+    std::unique_lock lock(mutex_);
+    if (!idle_locked()) continue;
+    if (closing_ && (!waits || now >= until_)) break;
+    if (!waits) {
+      changed_.wait(lock, [this] { return closing_ || !idle_locked(); });
+    } else {
+      changed_.wait_for(lock, std::chrono::nanoseconds(pause), [this] { return !idle_locked(); });
+      pause = std::min(2 * pause, kLongestPauseNs);
+    }
+  }
+  give_up();
+  dispose();
+}
+
+// True when anything moved.
+bool Stager::turn() {
+  const ContextScope scope(driver_, memory_->context());
+  bool moved = end_jobs();
+  moved = open_gates() || moved;
+  moved = hand_out() || moved;
+  return begin_jobs() || moved;
+}
+
+Error Stager::prepare(Direction direction) {
+  Stream &stream = streams_[direction];
+  if (stream != nullptr) return {};
+  const Result result = driver_.stream_create(&stream, kStreamNonBlocking, 0);
+  return result == kSuccess ? Error{} : failed(result, "cannot make a stream for copies");
+}
+
+Error Stager::allocate_ring() {
+  if (ring_ != nullptr) return {};
+  std::unique_ptr<Memory> memory;
+  if (Error error = Memory::allocate({ring_bytes_, false, false, MP_HUGE_PAGES_AUTO, MP_NUMA_ANY}, &memory))
+    return error;
+  const Result result = driver_.host_register(memory->base(), ring_bytes_, kHostRegisterPortable);
+  if (result != kSuccess) {
+    Error error = failed(result, "cannot pin memory for staging");
+    error.hint = "lower cuda_staging_bytes, or raise the limit of locked memory (ulimit -l)";
+    return error;
+  }
+  ring_ = std::move(memory);
+  std::lock_guard lock(mutex_);
+  const uint64_t pieces = ring_bytes_ / kPieceBytes;
+  for (uint64_t i = pieces; i > 0; --i) {
+    free_[i % 2].push_back(ring_->base() + (i - 1) * kPieceBytes);
+  }
+  return {};
+}
+
+bool Stager::hand_out() {
+  bool closing;
+  {
+    std::lock_guard lock(mutex_);
+    if (waiters_[kOwn].empty() && waiters_[kServing].empty()) return false;
+    closing = closing_;
+  }
+  const Error error = closing ? closed_error() : allocate_ring();
+  std::vector<std::pair<Waiter, Slot>> served;
+  {
+    std::lock_guard lock(mutex_);
+    for (auto &waiting : waiters_) {
+      while (!waiting.empty() && (error || !free_[waiting.front().use].empty())) {
+        const Use use = waiting.front().use;
+        Slot slot;
+        if (!error) {
+          slot = Slot(shared_from_this(), use, free_[use].back());
+          free_[use].pop_back();
+        }
+        served.emplace_back(std::move(waiting.front()), std::move(slot));
+        waiting.pop_front();
+      }
+    }
+  }
+  for (auto &[waiter, slot] : served) waiter.ready(std::move(slot), error);
+  return !served.empty();
+}
+
+bool Stager::begin_jobs() {
+  std::deque<Job> jobs;
+  bool closing;
+  {
+    std::lock_guard lock(mutex_);
+    jobs.swap(queue_);
+    closing = closing_;
+  }
+  for (Job &job : jobs) {
+    Error error = closing ? closed_error() : prepare(job.direction);
+    if (!error) {
+      Result result = take_event(&job.event);
+      size_t issued = 0;
+      if (result == kSuccess) result = issue(job, &issued);
+      if (result != kSuccess) error = failed(result, job.direction == kOnDevice ? "cannot copy between devices" : "cannot copy between a device and the host");
+      const bool begun = result == kSuccess || issued > 0;
+      if (begun && driver_.event_record(job.event, streams_[job.direction]) == kSuccess) {
+        // Part of a copy that could not be begun whole is waited for, too.
+        job.error = error;
+        under_way_[job.direction].push_back(std::move(job));
+        continue;
+      }
+      if (!error) error = failed(kInvalidContext, "cannot tell when a copy ends");
+    }
+    end(job, error);
+  }
+  return !jobs.empty();
+}
+
+Result Stager::issue(Job &job, size_t *issued) {
+  if (job.copies.size() > 1 && driver_.copy_batch != nullptr) {
+    const Result result = issue_batch(job);
+    // A driver that has the call may still not have it for this device.
+    if (result != kNotSupported) {
+      *issued = result == kSuccess ? job.copies.size() : 1;
+      return result;
+    }
+  }
+  const Stream stream = streams_[job.direction];
+  for (const Copy &one : job.copies) {
+    const auto from = reinterpret_cast<Pointer>(one.host);
+    const Result result = job.direction == kOnDevice   ? driver_.copy_on_device(one.device, from, one.nbytes, stream)
+                          : job.direction == kToDevice ? driver_.copy_to_device(one.device, one.host, one.nbytes, stream)
+                                                       : driver_.copy_to_host(one.host, one.device, one.nbytes, stream);
+    if (result != kSuccess) return result;
+    ++*issued;
+  }
+  return kSuccess;
+}
+
+Result Stager::issue_batch(Job &job) {
+  const size_t count = job.copies.size();
+  std::vector<Pointer> targets(count), sources(count);
+  std::vector<size_t> sizes(count);
+  for (size_t i = 0; i < count; ++i) {
+    const Copy &one = job.copies[i];
+    const auto host = reinterpret_cast<Pointer>(one.host);
+    targets[i] = job.direction == kToHost ? host : one.device;
+    sources[i] = job.direction == kToHost ? one.device : host;
+    sizes[i] = one.nbytes;
+  }
+  CopyAttributes attributes{kSourceAccessOrderStream, {}, {}, 0};
+  size_t first = 0, bad = 0;
+  return driver_.copy_batch(targets.data(), sources.data(), sizes.data(), count, &attributes, &first, 1, &bad,
+                            streams_[job.direction]);
+}
+
+Result Stager::take_event(Event *event) {
+  if (events_.empty()) return driver_.event_create(event, kEventDisableTiming);
+  *event = events_.back();
+  events_.pop_back();
+  return kSuccess;
+}
+
+bool Stager::end_jobs() {
+  bool moved = false;
+  for (auto &jobs : under_way_) {
+    while (!jobs.empty()) {
+      const Result result = driver_.event_query(jobs.front().event);
+      if (result == kNotReady) break;
+      Job job = std::move(jobs.front());
+      jobs.pop_front();
+      moved = true;
+      if (result != kSuccess && !job.error) job.error = failed(result, "a copy of memory of a device failed");
+      end(job, job.error);
+    }
+  }
+  return moved;
+}
+
+void Stager::end(Job &job, const Error &error) {
+  if (job.event != nullptr) events_.push_back(std::exchange(job.event, nullptr));
+  if (!error) {
+    counters_.copies.fetch_add(1, std::memory_order_relaxed);
+    (job.direction == kToDevice  ? counters_.to_device_bytes
+     : job.direction == kToHost ? counters_.to_host_bytes
+                                : counters_.on_device_bytes)
+        .fetch_add(job.nbytes, std::memory_order_relaxed);
+  }
+  job.done(error);
+}
+
+bool Stager::open_gates() {
+  {
+    std::lock_guard lock(mutex_);
+    std::move(new_gates_.begin(), new_gates_.end(), std::back_inserter(gates_));
+    new_gates_.clear();
+  }
+  bool moved = false;
+  for (auto gate = gates_.begin(); gate != gates_.end();) {
+    const Result result = driver_.event_query(gate->event);
+    if (result == kNotReady && !gate->given_up()) {
+      ++gate;
+      continue;
+    }
+    driver_.event_destroy(gate->event);
+    Gate opened = std::move(*gate);
+    gate = gates_.erase(gate);
+    moved = true;
+    opened.done(result == kSuccess || result == kNotReady
+                    ? Error{}
+                    : failed(result, "the work on the CUDA stream before the transfer failed"));
+  }
+  return moved;
+}
+
+// ---------------------------------------------------------------- the end
+
+// What did not end in time. A device that hangs does nothing more of it as long as it hangs.
+void Stager::give_up() {
+  for (auto &jobs : under_way_) {
+    for (Job &job : jobs) job.done(make_error(MP_CUDA, "a copy did not end before the engine was closed"));
+    abandoned_ = abandoned_ || !jobs.empty();
+    jobs.clear();
+  }
+  for (Gate &gate : gates_) gate.done(closed_error());
+  abandoned_ = abandoned_ || !gates_.empty();
+  gates_.clear();
+}
+
+void Stager::dispose() {
+  // A copy that is still under way may write the memory, and the driver would wait for it.
+  if (abandoned_) return;
+  const ContextScope scope(driver_, memory_->context());
+  for (const Event event : events_) driver_.event_destroy(event);
+  events_.clear();
+  for (Stream &stream : streams_) {
+    if (stream != nullptr) driver_.stream_destroy(stream);
+    stream = nullptr;
+  }
+  std::lock_guard lock(mutex_);
+  for (auto &slots : free_) slots.clear();
+  if (ring_ != nullptr) driver_.host_unregister(ring_->base());
+  ring_.reset();
+}
+
+std::shared_ptr<Stager> Staging::stager(const std::shared_ptr<const DeviceMemory> &memory) {
+  std::lock_guard lock(mutex_);
+  std::shared_ptr<Stager> &stager = stagers_[memory->context()];
+  if (stager == nullptr) {
+    stager = std::make_shared<Stager>(memory, ring_bytes_, spin_us_, counters);
+    if (closed_) stager->begin_close(0);
+  }
+  return stager;
+}
+
+void Staging::begin_close(int64_t until) {
+  std::lock_guard lock(mutex_);
+  closed_ = true;
+  for (const auto &entry : stagers_) entry.second->begin_close(until);
+}
+
+void Staging::join() {
+  std::map<Context, std::shared_ptr<Stager>> stagers;
+  {
+    std::lock_guard lock(mutex_);
+    stagers.swap(stagers_);
+  }
+  for (const auto &entry : stagers) entry.second->join();
+}
+
+}  // namespace moonpool::cuda
