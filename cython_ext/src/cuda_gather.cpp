@@ -21,10 +21,15 @@ unsigned blocks_of_piece(const Piece *pieces, size_t count) {
   return static_cast<unsigned>(std::clamp<uint64_t>((longest + kBlockBytes - 1) / kBlockBytes, 1, kBlocksOfPieceMax));
 }
 
-bool aligned(const Piece *pieces, size_t count) {
-  uint64_t bits = 0;
-  for (size_t i = 0; i < count; ++i) bits |= pieces[i].to | pieces[i].from;
-  return bits % 16 == 0;
+// So that a kernel is the best way.
+bool is_small(const Piece *pieces, size_t count, Reach reach) {
+  uint64_t nbytes = 0, bits = 0;
+  for (size_t i = 0; i < count; ++i) {
+    nbytes += pieces[i].nbytes;
+    bits |= pieces[i].to | pieces[i].from;
+  }
+  const uint64_t most = reach == Reach::kHost ? kKernelHostPieceBytes : kKernelPieceBytes;
+  return bits % 16 == 0 && nbytes / count <= most;
 }
 
 }  // namespace
@@ -50,37 +55,43 @@ PieceCopier::~PieceCopier() {
   if (module_ != nullptr) driver_.module_unload(module_);
 }
 
-Error PieceCopier::enqueue(std::vector<Piece> pieces, Stream stream) {
+Result PieceCopier::enqueue(std::vector<Piece> pieces, Reach reach, Stream stream, bool *begun) {
+  *begun = false;
   join_pieces(&pieces);
   for (size_t done = 0; done < pieces.size();) {
     const size_t some = std::min(kPiecesMax, pieces.size() - done);
-    uint64_t nbytes = 0;
-    for (size_t i = 0; i < some; ++i) nbytes += pieces[done + i].nbytes;
-    const bool small = nbytes / some <= kKernelPieceBytes && aligned(pieces.data() + done, some);
-    if (Error error = enqueue_some(pieces.data() + done, some, small, stream)) return error;
+    const Result result = enqueue_some(pieces.data() + done, some, reach, stream, begun);
+    if (result != kSuccess) return result;
+    *begun = true;
     done += some;
   }
-  return {};
+  return kSuccess;
 }
 
-Error PieceCopier::enqueue_some(const Piece *pieces, size_t count, bool kernel_first, Stream stream) {
-  if (count == 1) return one_by_one(pieces, count, stream);
-  if (kernel_first && has_kernel()) return launch(pieces, count, stream);
-  if (driver_.copy_batch != nullptr) return batch(pieces, count, stream);
-  // An older driver: a kernel is slow where pieces are not aligned, and still better than a call for each.
-  if (has_kernel()) return launch(pieces, count, stream);
-  return one_by_one(pieces, count, stream);
+Result PieceCopier::enqueue_some(const Piece *pieces, size_t count, Reach reach, Stream stream, bool *begun) {
+  if (count == 1) return one_by_one(pieces, count, stream, begun);
+  const bool reaches = reach != Reach::kAnywhere;
+  if (reaches && is_small(pieces, count, reach) && has_kernel()) return launch(pieces, count, stream);
+  if (driver_.copy_batch != nullptr) {
+    const Result result = batch(pieces, count, stream);
+    // A driver that has the call may still not have it for this device.
+    if (result != kNotSupported) return result;
+  }
+  // A kernel is slow where pieces are not aligned, and still better than a call for each.
+  if (reaches && has_kernel()) return launch(pieces, count, stream);
+  return one_by_one(pieces, count, stream, begun);
 }
 
-Error PieceCopier::one_by_one(const Piece *pieces, size_t count, Stream stream) {
+Result PieceCopier::one_by_one(const Piece *pieces, size_t count, Stream stream, bool *begun) {
   for (size_t i = 0; i < count; ++i) {
     const Result result = driver_.copy(pieces[i].to, pieces[i].from, pieces[i].nbytes, stream);
-    if (result != kSuccess) return call_error(driver_, result, "cannot copy " + std::to_string(count) + " pieces");
+    if (result != kSuccess) return result;
+    *begun = true;
   }
-  return {};
+  return kSuccess;
 }
 
-Error PieceCopier::batch(const Piece *pieces, size_t count, Stream stream) {
+Result PieceCopier::batch(const Piece *pieces, size_t count, Stream stream) {
   std::vector<Pointer> to(count), from(count);
   std::vector<size_t> nbytes(count);
   for (size_t i = 0; i < count; ++i) {
@@ -88,18 +99,14 @@ Error PieceCopier::batch(const Piece *pieces, size_t count, Stream stream) {
     from[i] = pieces[i].from;
     nbytes[i] = pieces[i].nbytes;
   }
-  CopyAttributes attributes{};
-  attributes.source_access_order = kSourceAccessOrderStream;
+  CopyAttributes attributes{kSourceAccessOrderStream, {}, {}, 0};
   size_t first = 0, failed = 0;
-  const Result result =
-      driver_.copy_batch(to.data(), from.data(), nbytes.data(), count, &attributes, &first, 1, &failed, stream);
-  if (result == kSuccess) return {};
-  return call_error(driver_, result, "cannot copy a batch of " + std::to_string(count) + " pieces");
+  return driver_.copy_batch(to.data(), from.data(), nbytes.data(), count, &attributes, &first, 1, &failed, stream);
 }
 
-Error PieceCopier::launch(const Piece *pieces, size_t count, Stream stream) {
+Result PieceCopier::launch(const Piece *pieces, size_t count, Stream stream) {
   Table *table = nullptr;
-  if (Error error = take_table(count, &table)) return error;
+  if (const Result result = take_table(count, &table); result != kSuccess) return result;
   std::memcpy(table->memory, pieces, count * sizeof(Piece));
   auto where = reinterpret_cast<Pointer>(table->memory);
   void *parameters[] = {&where};
@@ -111,8 +118,7 @@ Error PieceCopier::launch(const Piece *pieces, size_t count, Stream stream) {
     table->taken = false;
   }
   returned_.notify_one();
-  if (result == kSuccess) return {};
-  return call_error(driver_, result, "cannot copy " + std::to_string(count) + " pieces by a kernel");
+  return result;
 }
 
 // Loaded when it is first needed. Where it cannot be, such as where compiling PTX is forbidden, copies go other ways.
@@ -130,20 +136,18 @@ bool PieceCopier::has_kernel() {
 }
 
 // One that no kernel reads any more. Where all are read, one is waited for: kernels end.
-Error PieceCopier::take_table(size_t count, Table **out) {
+Result PieceCopier::take_table(size_t count, Table **out) {
   std::unique_lock lock(mutex_);
   Table *found = nullptr;
   for (const auto &table : tables_) {
-    if (!table->taken && driver_.event_query(table->read) == kSuccess) {
-      found = table.get();
-      break;
-    }
+    if (table->taken || driver_.event_query(table->read) != kSuccess) continue;
+    found = table.get();
+    break;
   }
   if (found == nullptr && tables_.size() < kTablesMax) {
     auto table = std::make_unique<Table>();
-    if (const Result result = driver_.event_create(&table->read, kEventDisableTiming); result != kSuccess) {
-      return call_error(driver_, result, "cannot make an event");
-    }
+    const Result result = driver_.event_create(&table->read, kEventDisableTiming);
+    if (result != kSuccess) return result;
     tables_.push_back(std::move(table));
     found = tables_.back().get();
   }
@@ -155,33 +159,29 @@ Error PieceCopier::take_table(size_t count, Table **out) {
       return idle != tables_.end();
     });
     found = idle->get();
-    if (const Result result = driver_.event_synchronize(found->read); result != kSuccess) {
-      return call_error(driver_, result, "cannot wait for an earlier copy");
-    }
+    if (const Result result = driver_.event_synchronize(found->read); result != kSuccess) return result;
   }
-  if (found->capacity < count) {
-    if (Error error = make_table(count, found)) return error;
-  }
+  if (const Result result = fit_table(count, found); result != kSuccess) return result;
   found->taken = true;
   *out = found;
-  return {};
+  return kSuccess;
 }
 
-Error PieceCopier::make_table(size_t count, Table *table) {
+Result PieceCopier::fit_table(size_t count, Table *table) {
+  if (table->capacity >= count) return kSuccess;
   if (table->memory != nullptr) driver_.host_free(table->memory);
   table->memory = nullptr;
   table->capacity = 0;
   size_t capacity = kTablePiecesMin;
   while (capacity < count) capacity *= 2;
   const Result result = driver_.host_allocate(&table->memory, capacity * sizeof(Piece), kHostAllocPortable);
-  if (result != kSuccess) return call_error(driver_, result, "cannot have pinned memory for a table of pieces");
-  table->capacity = capacity;
-  return {};
+  if (result == kSuccess) table->capacity = capacity;
+  return result;
 }
 
 void PieceCopier::drop_table(Table *table) {
   if (table->memory != nullptr) driver_.host_free(table->memory);
-  if (table->read != nullptr) driver_.event_destroy(table->read);
+  driver_.event_destroy(table->read);
 }
 
 }  // namespace moonpool::cuda

@@ -13,9 +13,17 @@
 
 namespace moonpool::cuda {
 
+// Where the two sides of all pieces are.
+enum class Reach {
+  kWithinDevice,  // both in memory of the context's device
+  kHost,          // one of them in pinned memory of the host
+  kAnywhere,      // perhaps in memory of another device, where a kernel that is not allowed to would end the context
+};
 // Up to so many bytes of an average piece a kernel copies them; larger ones go to the copy engines, which leave the
-// multiprocessors to the model. `gather` of deploy/gpu_check.py measures both.
+// multiprocessors to the model. The way to the host is slower, so a call of the copy engines is sooner worth its time.
+// `gather` of deploy/gpu_check.py measures both.
 constexpr uint64_t kKernelPieceBytes = 128u << 10;
+constexpr uint64_t kKernelHostPieceBytes = 32u << 10;
 // Pieces of one launch or batch call. More take another call for each so many.
 constexpr size_t kPiecesMax = 1u << 16;
 
@@ -31,10 +39,10 @@ class PieceCopier {
   PieceCopier(const PieceCopier &) = delete;
   PieceCopier &operator=(const PieceCopier &) = delete;
 
-  // Puts copies of all pieces on a stream, in any order among themselves. The context is current. Everything that is
-  // named is memory that the device reaches: on a page that is not pinned a kernel would end the context. `pieces` may
-  // go when it returns. The stream is none of the default streams.
-  Error enqueue(std::vector<Piece> pieces, Stream stream);
+  // Puts copies of all pieces on a stream, in any order among themselves. The context is current, the stream is none of
+  // the default streams, and memory of the host is pinned: on another page a kernel would end the context. *begun: some
+  // of it is on the stream, whatever the result.
+  Result enqueue(std::vector<Piece> pieces, Reach reach, Stream stream, bool *begun);
 
  private:
   // Pinned memory that a kernel reads its pieces from, until the event has come.
@@ -45,13 +53,13 @@ class PieceCopier {
     bool taken = false;
   };
 
-  Error enqueue_some(const Piece *pieces, size_t count, bool kernel_first, Stream stream);
-  Error launch(const Piece *pieces, size_t count, Stream stream);
-  Error batch(const Piece *pieces, size_t count, Stream stream);
-  Error one_by_one(const Piece *pieces, size_t count, Stream stream);
+  Result enqueue_some(const Piece *pieces, size_t count, Reach reach, Stream stream, bool *begun);
+  Result launch(const Piece *pieces, size_t count, Stream stream);
+  Result batch(const Piece *pieces, size_t count, Stream stream);
+  Result one_by_one(const Piece *pieces, size_t count, Stream stream, bool *begun);
   bool has_kernel();
-  Error take_table(size_t count, Table **out);
-  Error make_table(size_t count, Table *table);
+  Result take_table(size_t count, Table **out);
+  Result fit_table(size_t count, Table *table);
   void drop_table(Table *table);
 
   const Driver &driver_;

@@ -31,6 +31,14 @@ class CudaGather : public CudaTest {
     return target;
   }
 
+  static cuda::Result enqueue(PieceCopier &copier, const std::vector<Piece> &pieces, cuda::Stream on,
+                              cuda::Reach reach = cuda::Reach::kWithinDevice) {
+    bool begun = false;
+    const cuda::Result result = copier.enqueue(pieces, reach, on, &begun);
+    EXPECT_EQ(begun, result == cuda::kSuccess);
+    return result;
+  }
+
   static uint64_t copy_calls() {
     return fakeCudaCalls("cuMemcpyAsync") + fakeCudaCalls("cuMemcpyBatchAsync") + fakeCudaCalls("cuLaunchKernel");
   }
@@ -55,7 +63,7 @@ TEST_F(CudaGather, SmallPiecesTakeOneLaunch) {
     const cuda::Stream on = stream();
     fakeCudaForgetCalls();
     PieceCopier copier(*driver, context);
-    ASSERT_FALSE(copier.enqueue(pieces, on));
+    ASSERT_EQ(enqueue(copier, pieces, on), cuda::kSuccess);
     EXPECT_EQ(copy_calls(), 1u);
     EXPECT_EQ(fakeCudaCalls("cuLaunchKernel"), 1u);
     ASSERT_EQ(driver->stream_synchronize(on), cuda::kSuccess);
@@ -76,7 +84,7 @@ TEST_F(CudaGather, TheKernelCopiesEveryLengthAndNothingBeside) {
   }
   const cuda::Stream on = stream();
   PieceCopier copier(*driver, context);
-  ASSERT_FALSE(copier.enqueue(pieces, on));
+  ASSERT_EQ(enqueue(copier, pieces, on), cuda::kSuccess);
   EXPECT_EQ(fakeCudaCalls("cuLaunchKernel"), 1u);
   ASSERT_EQ(driver->stream_synchronize(on), cuda::kSuccess);
   EXPECT_EQ(peek(to, target.size()), expected(pieces, to, target, from, source));
@@ -91,7 +99,7 @@ TEST_F(CudaGather, LargeOrUnalignedPiecesTakeOneBatch) {
     const cuda::Stream on = stream();
     fakeCudaForgetCalls();
     PieceCopier copier(*driver, context);
-    ASSERT_FALSE(copier.enqueue(pieces, on));
+    ASSERT_EQ(enqueue(copier, pieces, on), cuda::kSuccess);
     EXPECT_EQ(copy_calls(), 1u);
     EXPECT_EQ(fakeCudaCalls("cuMemcpyBatchAsync"), 1u);
     ASSERT_EQ(driver->stream_synchronize(on), cuda::kSuccess);
@@ -108,7 +116,7 @@ TEST_F(CudaGather, ADriverWithoutBatchesLaunchesForAll) {
   const std::vector<Piece> pieces = gather(chunk, cache, 4, nbytes);
   const cuda::Stream on = stream();
   PieceCopier copier(older, context);
-  ASSERT_FALSE(copier.enqueue(pieces, on));
+  ASSERT_EQ(enqueue(copier, pieces, on), cuda::kSuccess);
   EXPECT_EQ(copy_calls(), 1u);
   ASSERT_EQ(driver->stream_synchronize(on), cuda::kSuccess);
   EXPECT_EQ(peek(chunk, 4 * nbytes), expected(pieces, chunk, Bytes(4 * nbytes), cache, source));
@@ -121,7 +129,7 @@ TEST_F(CudaGather, WhatIsContiguousIsOneCopy) {
   for (uint64_t at = 0; at < source.size(); at += 1024) pieces.push_back({to + at, from + at, 1024});
   const cuda::Stream on = stream();
   PieceCopier copier(*driver, context);
-  ASSERT_FALSE(copier.enqueue(pieces, on));
+  ASSERT_EQ(enqueue(copier, pieces, on), cuda::kSuccess);
   EXPECT_EQ(copy_calls(), 1u);
   EXPECT_EQ(fakeCudaCalls("cuMemcpyAsync"), 1u);
   ASSERT_EQ(driver->stream_synchronize(on), cuda::kSuccess);
@@ -138,7 +146,7 @@ TEST_F(CudaGather, WithoutAKernelItIsStillRight) {
   const std::vector<Piece> pieces = gather(chunk, cache, 10, 256);
   const cuda::Stream on = stream();
   PieceCopier copier(older, context);
-  ASSERT_FALSE(copier.enqueue(pieces, on));
+  ASSERT_EQ(enqueue(copier, pieces, on), cuda::kSuccess);
   EXPECT_EQ(fakeCudaCalls("cuLaunchKernel"), 0u);
   ASSERT_EQ(driver->stream_synchronize(on), cuda::kSuccess);
   EXPECT_EQ(peek(chunk, 10 * 256), expected(pieces, chunk, Bytes(10 * 256), cache, source));
@@ -153,8 +161,9 @@ TEST_F(CudaGather, ATableIsNotChangedWhileAKernelMayReadIt) {
   fakeCudaHold(1);
   for (uint64_t n = 0; n < 5; ++n) {
     chunks.push_back(allocate(Bytes(64)));
-    ASSERT_FALSE(
-        copier.enqueue({{chunks.back(), cache + 256 * n, 16}, {chunks.back() + 32, cache + 256 * n + 128, 16}}, on));
+    const std::vector<Piece> pieces{{chunks.back(), cache + 256 * n, 16},
+                                    {chunks.back() + 32, cache + 256 * n + 128, 16}};
+    ASSERT_EQ(enqueue(copier, pieces, on), cuda::kSuccess);
   }
   fakeCudaHold(0);
   ASSERT_EQ(driver->stream_synchronize(on), cuda::kSuccess);
@@ -166,24 +175,52 @@ TEST_F(CudaGather, ATableIsNotChangedWhileAKernelMayReadIt) {
   }
   // More than there are tables: it goes on once a kernel has ended.
   for (int n = 0; n < 20; ++n) {
-    ASSERT_FALSE(copier.enqueue({{chunks[0], cache, 16}, {chunks[0] + 32, cache + 64, 16}}, on));
+    ASSERT_EQ(enqueue(copier, {{chunks[0], cache, 16}, {chunks[0] + 32, cache + 64, 16}}, on), cuda::kSuccess);
   }
   ASSERT_EQ(driver->stream_synchronize(on), cuda::kSuccess);
 }
 
-TEST_F(CudaGather, AnErrorOfTheDriverHasItsName) {
+TEST_F(CudaGather, AfterAnErrorOfTheDriverItGoesOn) {
   const cuda::Pointer cache = allocate(Bytes(4096)), chunk = allocate(Bytes(2048));
   const cuda::Stream on = stream();
   PieceCopier copier(*driver, context);
-  ASSERT_EQ(fakeCudaSet("fail=cuLaunchKernel:1:701"), 0);
-  Error error = copier.enqueue(gather(chunk, cache, 8, 256), on);
-  EXPECT_EQ(error.code, MP_CUDA);
+  for (const char *const call : {"cuEventCreate", "cuMemHostAlloc", "cuLaunchKernel"}) {
+    ASSERT_EQ(fakeCudaSet(("fail=" + std::string(call) + ":1:2").c_str()), 0);
+    EXPECT_EQ(enqueue(copier, gather(chunk, cache, 8, 256), on), cuda::kOutOfMemory) << call;
+  }
   ASSERT_EQ(fakeCudaSet("fail=cuMemcpyBatchAsync:1:2"), 0);
-  error = copier.enqueue(gather(chunk, cache + 1, 8, 256), on);
-  EXPECT_EQ(error.code, MP_NO_MEMORY);
-  EXPECT_NE(error.cause.find("CUDA_ERROR_OUT_OF_MEMORY"), std::string::npos) << error.cause;
-  // And it goes on.
-  ASSERT_FALSE(copier.enqueue(gather(chunk, cache, 8, 256), on));
+  EXPECT_EQ(enqueue(copier, gather(chunk, cache + 1, 8, 256), on), cuda::kOutOfMemory);
+  ASSERT_EQ(enqueue(copier, gather(chunk, cache, 8, 256), on), cuda::kSuccess);
+}
+
+TEST_F(CudaGather, ADeviceThatHasNoBatchesGetsAKernel) {
+  ASSERT_EQ(fakeCudaSet("fail=cuMemcpyBatchAsync:1:801"), 0);
+  const Bytes source = random(8 * 1000, 9);
+  const cuda::Pointer cache = allocate(source), chunk = allocate(Bytes(4 * 1000));
+  const std::vector<Piece> pieces = gather(chunk, cache, 4, 1000);
+  const cuda::Stream on = stream();
+  PieceCopier copier(*driver, context);
+  ASSERT_EQ(enqueue(copier, pieces, on), cuda::kSuccess);
+  ASSERT_EQ(driver->stream_synchronize(on), cuda::kSuccess);
+  EXPECT_EQ(peek(chunk, 4000), expected(pieces, chunk, Bytes(4000), cache, source));
+}
+
+TEST_F(CudaGather, NoKernelReachesForAnotherDevice) {
+  const Bytes source = random(4096, 10);
+  const cuda::Pointer cache = allocate(source), chunk = allocate(Bytes(2048));
+  const std::vector<Piece> pieces = gather(chunk, cache, 8, 256);
+  const cuda::Stream on = stream();
+  cuda::Driver older = *driver;
+  older.copy_batch = nullptr;
+  for (const cuda::Driver *const one : {driver, const_cast<const cuda::Driver *>(&older)}) {
+    PieceCopier copier(*one, context);
+    ASSERT_EQ(enqueue(copier, pieces, on, cuda::Reach::kAnywhere), cuda::kSuccess);
+  }
+  ASSERT_EQ(driver->stream_synchronize(on), cuda::kSuccess);
+  EXPECT_EQ(fakeCudaCalls("cuModuleLoadData"), 0u);
+  EXPECT_EQ(fakeCudaCalls("cuMemcpyBatchAsync"), 1u);
+  EXPECT_EQ(fakeCudaCalls("cuMemcpyAsync"), 8u);
+  EXPECT_EQ(peek(chunk, 2048), expected(pieces, chunk, Bytes(2048), cache, source));
 }
 
 TEST_F(CudaGather, PinnedMemoryOfTheHostIsASourceAndATarget) {
@@ -201,8 +238,8 @@ TEST_F(CudaGather, PinnedMemoryOfTheHostIsASourceAndATarget) {
       there.push_back({cache + 1024 * i, chunk + 256 * i, 256});
       back.push_back({chunk + 2048 + 256 * i, cache + 1024 * i, 256});
     }
-    ASSERT_FALSE(copier.enqueue(there, on));
-    ASSERT_FALSE(copier.enqueue(back, on));
+    ASSERT_EQ(enqueue(copier, there, on, cuda::Reach::kHost), cuda::kSuccess);
+    ASSERT_EQ(enqueue(copier, back, on, cuda::Reach::kHost), cuda::kSuccess);
     ASSERT_EQ(driver->stream_synchronize(on), cuda::kSuccess);
   }
   EXPECT_TRUE(std::equal(host, host + 2048, host + 2048));
