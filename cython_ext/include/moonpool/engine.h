@@ -70,7 +70,7 @@ typedef struct mp_error {
   int32_t sys_errno; /* 0 or errno */
   int64_t item;      /* first item concerned, or -1 */
   int32_t retryable; /* 1 when the same call may succeed later */
-  char path[16];     /* "local", "shm", "rdma", "tcp", or "" */
+  char path[16];     /* "local", "shm", "cuda_ipc", "rdma", "tcp", or "" */
   char peer[128];    /* "name (host:port)" or "" */
   char message[512]; /* what was attempted and what happened */
   char cause[256];   /* the first cause, or "" */
@@ -83,7 +83,7 @@ typedef struct mp_config {
   uint32_t abi_version;   /* MP_ABI_VERSION */
   const char *name;       /* shown to peers; NULL: "engine" */
   const char *listen;     /* "host:port", "[::1]:0"; port 0 picks one; NULL: accepts nobody */
-  const char *transports; /* "auto" or a comma list of "local", "shm", "rdma", "tcp" */
+  const char *transports; /* "auto" or a comma list of "local", "shm", "cuda_ipc", "rdma", "tcp" */
   const char *require;    /* NULL, or the one transport every transfer must use */
   const uint8_t *secret;  /* cluster secret, or NULL */
   size_t secret_bytes;
