@@ -72,7 +72,7 @@ void Stager::want_slot(Use use, Ready ready) {
 }
 
 void Stager::copy(Direction direction, std::vector<Copy> copies, Done done) {
-  Job job{direction, std::move(copies), std::move(done), 0, nullptr, {}};
+  Job job{direction, std::move(copies), std::move(done), 0, nullptr, false, {}};
   for (const Copy &one : job.copies) job.nbytes += one.nbytes;
   join_neighbours(&job.copies);
   {
@@ -251,14 +251,14 @@ bool Stager::begin_jobs() {
       size_t issued = 0;
       if (result == kSuccess) result = issue(job, &issued);
       if (result != kSuccess) error = failed(result, "cannot copy between a device and the host");
-      const bool begun = result == kSuccess || issued > 0;
-      if (begun && driver_.event_record(job.event, streams_[job.direction]) == kSuccess) {
+      if (result == kSuccess || issued > 0) {
         // Part of a copy that could not be begun whole is waited for, too.
-        job.error = error;
+        if (result == kSuccess) result = driver_.event_record(job.event, streams_[job.direction]);
+        job.recorded = result == kSuccess;
+        job.error = result == kSuccess ? Error{} : failed(result, "cannot copy between a device and the host");
         under_way_[job.direction].push_back(std::move(job));
         continue;
       }
-      if (!error) error = failed(kInvalidContext, "cannot tell when a copy ends");
     }
     end(job, error);
   }
@@ -312,12 +312,18 @@ bool Stager::end_jobs() {
   bool moved = false;
   for (auto &jobs : under_way_) {
     while (!jobs.empty()) {
-      const Result result = driver_.event_query(jobs.front().event);
+      Job &first = jobs.front();
+      Result result = first.recorded ? driver_.event_query(first.event) : kSuccess;
       if (result == kNotReady) break;
-      Job job = std::move(jobs.front());
+      if (result != kSuccess && !first.error) {
+        first.error = failed(result, "a copy between a device and the host failed");
+      }
+      // Without an event to go by it has ended when its stream has nothing left, or can do nothing any more.
+      first.recorded = first.recorded && result == kSuccess;
+      if (!first.recorded && driver_.stream_query(streams_[first.direction]) == kNotReady) break;
+      Job job = std::move(first);
       jobs.pop_front();
       moved = true;
-      if (result != kSuccess && !job.error) job.error = failed(result, "a copy between a device and the host failed");
       end(job, job.error);
     }
   }
@@ -373,8 +379,12 @@ void Stager::give_up() {
 }
 
 void Stager::dispose() {
-  // A copy that is still under way may write the memory, and the driver would wait for it.
-  if (abandoned_) return;
+  // A copy that is still under way may write the memory, and the driver would wait for it: then it stays, pinned, to
+  // the end of the process.
+  if (abandoned_) {
+    static_cast<void>(ring_.release());
+    return;
+  }
   const ContextScope scope(driver_, memory_->context());
   for (const Event event : events_) driver_.event_destroy(event);
   events_.clear();
@@ -384,7 +394,8 @@ void Stager::dispose() {
   }
   std::lock_guard lock(mutex_);
   for (auto &slots : free_) slots.clear();
-  if (ring_ != nullptr) driver_.host_unregister(ring_->base());
+  // Memory that a dead context keeps pinned cannot be pinned again by who gets its addresses next.
+  if (ring_ != nullptr && driver_.host_unregister(ring_->base()) != kSuccess) static_cast<void>(ring_.release());
   ring_.reset();
 }
 
