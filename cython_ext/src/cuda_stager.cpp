@@ -173,6 +173,7 @@ void Stager::run() {
 // True when anything moved.
 bool Stager::turn() {
   const ContextScope scope(driver_, memory_->context());
+  entered_ = scope.result();
   bool moved = end_jobs();
   moved = open_gates() || moved;
   moved = hand_out() || moved;
@@ -180,6 +181,7 @@ bool Stager::turn() {
 }
 
 Error Stager::prepare() {
+  if (entered_ != kSuccess) return failed(entered_, "cannot use the CUDA context of the memory");
   for (Stream &stream : streams_) {
     if (stream != nullptr) continue;
     const Result result = driver_.stream_create(&stream, kStreamNonBlocking, 0);
@@ -190,6 +192,7 @@ Error Stager::prepare() {
 
 Error Stager::allocate_ring() {
   if (ring_ != nullptr) return {};
+  if (entered_ != kSuccess) return failed(entered_, "cannot use the CUDA context of the memory");
   std::unique_ptr<Memory> memory;
   if (Error error = Memory::allocate({ring_bytes_, false, false, MP_HUGE_PAGES_AUTO, MP_NUMA_ANY}, &memory))
     return error;
