@@ -67,8 +67,8 @@ class EngineSettings:
     )
     transports: str = setting(
         "auto",
-        "Transports that may be used, separated by commas (local, shm, rdma, tcp), or auto for all that this host has. "
-        "Nothing else is ever used.",
+        "Transports that may be used, separated by commas (local, shm, cuda_ipc, rdma, tcp), or auto for all that this "
+        "host has. Nothing else is ever used.",
     )
     require: str | None = setting(
         None, "The one transport every transfer must use. Connecting to a peer over another one fails."

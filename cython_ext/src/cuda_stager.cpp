@@ -17,19 +17,8 @@ constexpr int64_t kLongestPauseNs = 1'000'000;
 
 Error closed_error() { return make_error(MP_CLOSED, "the engine was closed"); }
 
-// Neighbours on both sides become one copy.
-void join_neighbours(std::vector<Copy> *copies) {
-  size_t last = 0;
-  for (size_t i = 1; i < copies->size(); ++i) {
-    Copy &into = (*copies)[last];
-    const Copy &next = (*copies)[i];
-    if (into.device + into.nbytes == next.device && into.host + into.nbytes == next.host) {
-      into.nbytes += next.nbytes;
-    } else {
-      (*copies)[++last] = next;
-    }
-  }
-  copies->resize(std::min(copies->size(), last + 1));
+const char *what_of(Stager::Direction direction) {
+  return direction == Stager::kOnDevice ? "cannot copy between devices" : "cannot copy between a device and the host";
 }
 
 }  // namespace
@@ -71,10 +60,9 @@ void Stager::want_slot(Use use, Ready ready) {
   ready({}, closed_error());
 }
 
-void Stager::copy(Direction direction, std::vector<Copy> copies, Done done) {
-  Job job{direction, std::move(copies), std::move(done), 0, nullptr, false, {}};
+void Stager::copy(Direction direction, std::vector<Copy> copies, Done done, bool within) {
+  Job job{direction, std::move(copies), std::move(done), 0, nullptr, false, {}, within};
   for (const Copy &one : job.copies) job.nbytes += one.nbytes;
-  join_neighbours(&job.copies);
   {
     std::lock_guard lock(mutex_);
     if (!closing_) {
@@ -154,7 +142,8 @@ void Stager::run() {
       pause = kFirstPauseNs;
       continue;
     }
-    const bool waits = !under_way_[kToDevice].empty() || !under_way_[kToHost].empty() || !gates_.empty();
+    const bool waits = !gates_.empty() || std::any_of(std::begin(under_way_), std::end(under_way_),
+                                                      [](const auto &jobs) { return !jobs.empty(); });
     if (waits && now < look_until && ActiveThreads::may_look(true) && yield_core()) continue;
     std::unique_lock lock(mutex_);
     if (!idle_locked()) continue;
@@ -180,14 +169,13 @@ bool Stager::turn() {
   return begin_jobs() || moved;
 }
 
-Error Stager::prepare() {
+Error Stager::prepare(Direction direction) {
   if (entered_ != kSuccess) return failed(entered_, "cannot use the CUDA context of the memory");
-  for (Stream &stream : streams_) {
-    if (stream != nullptr) continue;
-    const Result result = driver_.stream_create(&stream, kStreamNonBlocking, 0);
-    if (result != kSuccess) return failed(result, "cannot make a stream for copies");
-  }
-  return {};
+  if (copier_ == nullptr) copier_ = std::make_unique<PieceCopier>(driver_, memory_->context());
+  Stream &stream = streams_[direction];
+  if (stream != nullptr) return {};
+  const Result result = driver_.stream_create(&stream, kStreamNonBlocking, 0);
+  return result == kSuccess ? Error{} : failed(result, "cannot make a stream for copies");
 }
 
 Error Stager::allocate_ring() {
@@ -248,17 +236,17 @@ bool Stager::begin_jobs() {
     closing = closing_;
   }
   for (Job &job : jobs) {
-    Error error = closing ? closed_error() : prepare();
+    Error error = closing ? closed_error() : prepare(job.direction);
     if (!error) {
       Result result = take_event(&job.event);
-      size_t issued = 0;
-      if (result == kSuccess) result = issue(job, &issued);
-      if (result != kSuccess) error = failed(result, "cannot copy between a device and the host");
-      if (result == kSuccess || issued > 0) {
+      bool begun = false;
+      if (result == kSuccess) result = issue(job, &begun);
+      if (result != kSuccess) error = failed(result, what_of(job.direction));
+      if (begun) {
         // Part of a copy that could not be begun whole is waited for, too.
         if (result == kSuccess) result = driver_.event_record(job.event, streams_[job.direction]);
         job.recorded = result == kSuccess;
-        job.error = result == kSuccess ? Error{} : failed(result, "cannot copy between a device and the host");
+        job.error = result == kSuccess ? Error{} : failed(result, what_of(job.direction));
         under_way_[job.direction].push_back(std::move(job));
         continue;
       }
@@ -268,40 +256,16 @@ bool Stager::begin_jobs() {
   return !jobs.empty();
 }
 
-Result Stager::issue(Job &job, size_t *issued) {
-  if (job.copies.size() > 1 && driver_.copy_batch != nullptr) {
-    const Result result = issue_batch(job);
-    // A driver that has the call may still not have it for this device.
-    if (result != kNotSupported) {
-      *issued = result == kSuccess ? job.copies.size() : 1;
-      return result;
-    }
-  }
-  const Stream stream = streams_[job.direction];
-  for (const Copy &one : job.copies) {
-    const Result result = job.direction == kToDevice ? driver_.copy_to_device(one.device, one.host, one.nbytes, stream)
-                                                     : driver_.copy_to_host(one.host, one.device, one.nbytes, stream);
-    if (result != kSuccess) return result;
-    ++*issued;
-  }
-  return kSuccess;
-}
-
-Result Stager::issue_batch(Job &job) {
-  const size_t count = job.copies.size();
-  std::vector<Pointer> targets(count), sources(count);
-  std::vector<size_t> sizes(count);
-  for (size_t i = 0; i < count; ++i) {
+Result Stager::issue(Job &job, bool *begun) {
+  std::vector<Piece> pieces(job.copies.size());
+  for (size_t i = 0; i < pieces.size(); ++i) {
     const Copy &one = job.copies[i];
     const auto host = reinterpret_cast<Pointer>(one.host);
-    targets[i] = job.direction == kToDevice ? one.device : host;
-    sources[i] = job.direction == kToDevice ? host : one.device;
-    sizes[i] = one.nbytes;
+    const bool to_host = job.direction == kToHost;
+    pieces[i] = {to_host ? host : one.device, to_host ? one.device : host, one.nbytes};
   }
-  CopyAttributes attributes{kSourceAccessOrderStream, {}, {}, 0};
-  size_t first = 0, bad = 0;
-  return driver_.copy_batch(targets.data(), sources.data(), sizes.data(), count, &attributes, &first, 1, &bad,
-                            streams_[job.direction]);
+  const Reach reach = job.direction != kOnDevice ? Reach::kHost : job.within ? Reach::kWithinDevice : Reach::kAnywhere;
+  return copier_->enqueue(std::move(pieces), reach, streams_[job.direction], begun);
 }
 
 Result Stager::take_event(Event *event) {
@@ -319,7 +283,7 @@ bool Stager::end_jobs() {
       Result result = first.recorded ? driver_.event_query(first.event) : kSuccess;
       if (result == kNotReady) break;
       if (result != kSuccess && !first.error) {
-        first.error = failed(result, "a copy between a device and the host failed");
+        first.error = failed(result, "a copy of memory of a device failed");
       }
       // Without an event to go by it has ended when its stream has nothing left, or can do nothing any more.
       first.recorded = first.recorded && result == kSuccess;
@@ -337,7 +301,9 @@ void Stager::end(Job &job, const Error &error) {
   if (job.event != nullptr) events_.push_back(std::exchange(job.event, nullptr));
   if (!error) {
     counters_.copies.fetch_add(1, std::memory_order_relaxed);
-    (job.direction == kToDevice ? counters_.to_device_bytes : counters_.to_host_bytes)
+    (job.direction == kToDevice ? counters_.to_device_bytes
+     : job.direction == kToHost ? counters_.to_host_bytes
+                                : counters_.on_device_bytes)
         .fetch_add(job.nbytes, std::memory_order_relaxed);
   }
   job.done(error);
@@ -386,8 +352,10 @@ void Stager::dispose() {
   // the end of the process.
   if (abandoned_) {
     static_cast<void>(ring_.release());
+    static_cast<void>(copier_.release());  // its kernels may still read their tables
     return;
   }
+  copier_.reset();
   const ContextScope scope(driver_, memory_->context());
   for (const Event event : events_) driver_.event_destroy(event);
   events_.clear();

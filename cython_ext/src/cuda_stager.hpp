@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "cuda_gather.hpp"
 #include "cuda_memory.hpp"
 #include "memory.hpp"
 
@@ -24,7 +25,7 @@ constexpr uint32_t kPieceDescs = 1000;
 
 struct Copy {
   Pointer device;
-  uint8_t *host;  // pinned
+  uint8_t *host;  // pinned; between devices the source, which no processor touches
   uint64_t nbytes;
 };
 
@@ -56,7 +57,7 @@ class Slot {
 
 // What happened, for people.
 struct StagerCounters {
-  std::atomic<uint64_t> to_device_bytes{0}, to_host_bytes{0}, copies{0}, waits{0};
+  std::atomic<uint64_t> to_device_bytes{0}, to_host_bytes{0}, on_device_bytes{0}, copies{0}, waits{0};
 };
 
 // The pinned memory of one context, and the thread that makes every driver call for it: one stream for each direction,
@@ -65,7 +66,7 @@ class Stager : public std::enable_shared_from_this<Stager> {
  public:
   // Own transfers and those of peers have a half each: engines that wait for each other's memory would never go on.
   enum Use { kOwn = 0, kServing = 1 };
-  enum Direction { kToDevice = 0, kToHost = 1 };
+  enum Direction { kToDevice = 0, kToHost = 1, kOnDevice = 2 };
   using Done = std::function<void(const Error &)>;
   using Ready = std::function<void(Slot, const Error &)>;
 
@@ -77,7 +78,8 @@ class Stager : public std::enable_shared_from_this<Stager> {
   // `ready` is called once, on the stager's thread, in the order of the calls. It must not block.
   void want_slot(Use use, Ready ready);
   // The same with `done`, after the last byte has been copied or none is going to be any more.
-  void copy(Direction direction, std::vector<Copy> copies, Done done);
+  // within: between memories of this device, and not of another one.
+  void copy(Direction direction, std::vector<Copy> copies, Done done, bool within = false);
   // `done` is called when everything that was queued on the stream so far has ended.
   Error after_stream(uint64_t stream, std::function<bool()> given_up, Done done);
 
@@ -96,6 +98,7 @@ class Stager : public std::enable_shared_from_this<Stager> {
     Event event = nullptr;
     bool recorded = false;  // the event says when it has ended
     Error error;            // although part of it is under way
+    bool within = false;
   };
   struct Gate {
     Event event;
@@ -117,10 +120,9 @@ class Stager : public std::enable_shared_from_this<Stager> {
   bool idle_locked() const;
   void give_back(int use, uint8_t *data);
   // With the context current.
-  Error prepare();
+  Error prepare(Direction direction);
   Error allocate_ring();
-  Result issue(Job &job, size_t *issued);
-  Result issue_batch(Job &job);
+  Result issue(Job &job, bool *begun);
   Result take_event(Event *event);
   void end(Job &job, const Error &error);
   void give_up();
@@ -145,11 +147,12 @@ class Stager : public std::enable_shared_from_this<Stager> {
 
   // Of the thread alone.
   Result entered_ = kSuccess;  // the context, for this turn
-  Stream streams_[2] = {};
+  Stream streams_[3] = {};
   std::vector<Event> events_;
-  std::deque<Job> under_way_[2];
+  std::deque<Job> under_way_[3];
   std::deque<Gate> gates_;
   std::unique_ptr<Memory> ring_;
+  std::unique_ptr<PieceCopier> copier_;
   bool abandoned_ = false;  // something is under way that nobody waits for any more
 };
 

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "cuda_ipc_server_lane.hpp"
 #include "peer.hpp"
 #include "rdma_link.hpp"
 #include "rdma_server_lane.hpp"
@@ -130,7 +131,8 @@ Error Engine::listen() {
   acceptors_.push_back(std::make_shared<Acceptor>(*this, *io_[0], std::move(fd)));
   if (Error error = acceptors_.back()->start()) return error;
   const auto &names = config.transports;
-  if (std::find(names.begin(), names.end(), "shm") != names.end()) listen_on_host();
+  const auto on_host = [](const std::string &name) { return name == "shm" || name == "cuda_ipc"; };
+  if (std::any_of(names.begin(), names.end(), on_host)) listen_on_host();
   return {};
 }
 
@@ -224,6 +226,8 @@ Admission Engine::admit_lane(const wire::Hello &hello, IoThread &io) {
             std::shared_ptr<ServerLane> lane;
             if (kind == wire::kShm) {
               lane = std::make_shared<ShmServerLane>(*this, io, std::move(fd));
+            } else if (kind == wire::kCudaIpc) {
+              lane = std::make_shared<CudaIpcServerLane>(*this, io, std::move(fd));
             } else if (kind == wire::kRdma) {
               lane = std::make_shared<RdmaServerLane>(*this, io, std::move(fd), session);
             } else {
@@ -281,6 +285,7 @@ Error Engine::fence(const Id128 &incarnation, uint32_t *sessions) {
 
 Error Engine::add_region(const std::shared_ptr<Region> &region) {
   if (Error error = register_rdma(*region)) return error;
+  if (region->device != nullptr) has_gpu_memory_.store(true);
   if (region->name.empty()) return {};
   std::lock_guard announce(announce_mutex_);
   if (closing_.load()) return make_error(MP_CLOSED, "the engine is closed");
@@ -309,6 +314,12 @@ Error Engine::release_region(Region &region) {
   }
   region.wait_unserved();
   if (region.stop_sharing(now_ns() + int64_t{config.progress_timeout_ms} * kMillisecond)) return {};
+  if (region.device != nullptr) {
+    return make_error(MP_REGION_BUSY,
+                      region.label() + " is withdrawn, but a copy that a peer on this host began has not ended",
+                      "continue or kill that process and release the region again: memory of a GPU cannot be moved "
+                      "out of its way");
+  }
   return make_error(
       MP_REGION_BUSY, region.label() + " is withdrawn, but a peer on this host was stopped in the middle of a copy",
       "continue or kill that process and release the region again: there is no memory to move its bytes to");

@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "cuda_export.hpp"
 #include "cuda_stager.hpp"
 #include "handshake.hpp"
 #include "io_thread.hpp"
@@ -97,6 +98,13 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // The engine owns a link while it connects, and tells it of ports that go up and down as long as it lives.
   void rdma_link_made(const std::shared_ptr<RdmaLink> &link);
   void rdma_link_settled(const RdmaLink &link);
+  // Devices have written memory: GPUs see it when this returns. For a transfer: memory of its own.
+  void flush_gpu_writes();
+  void flush_gpu_writes(const Transfer &transfer);
+  // Whether memory of a GPU has been registered.
+  bool has_gpu_memory() const { return has_gpu_memory_.load(std::memory_order_relaxed); }
+  // Why memory was not registered for RDMA, the latest time; "" when all was.
+  std::string registration_problem() const;
   // Lanes wait for queue pairs: idle ones give theirs up as long as that is so.
   void make_room_for_queue_pairs();
 
@@ -120,6 +128,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Error open_rdma();
   void make_room();
   Error register_rdma(Region &region);
+  Error try_register_rdma(Region &region);
   bool withdraw_rdma(Region &region);
   void greet_client(Fd fd);
   Admission admit(const wire::Hello &hello, IoThread &io);
@@ -154,6 +163,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<std::weak_ptr<RdmaLink>> rdma_links_;
   std::vector<std::shared_ptr<RdmaLink>> rdma_connecting_;
   std::atomic<bool> making_room_{false};
+  std::atomic<bool> has_gpu_memory_{false};
+  cuda::WriteFlush write_flush_;
+  std::string registration_problem_;
 };
 
 }  // namespace moonpool

@@ -69,6 +69,10 @@ class Transport {
   virtual std::string offer(const Engine &) const { return {}; }
   // "" when `engine` reaches the peer that made the offer, otherwise why not.
   virtual std::string unreachable(const Engine &engine, const Id128 &incarnation, std::string_view offer) const = 0;
+  // Whether a link of it might take the transfer, as far as that is known without one.
+  virtual bool suits(const Transfer &transfer) const { return transfer.device == nullptr; }
+  // It moves memory of GPUs and nothing else, so that it is not what a peer is reached over.
+  virtual bool for_gpus_only() const { return false; }
   // Whether that answer may become another one while the peer stays connected.
   virtual bool comes_back() const { return false; }
   // `connected` may be called before this returns, or later on an I/O thread, in any case before `deadline_ns` plus the
@@ -81,6 +85,7 @@ class Transport {
 std::vector<std::unique_ptr<Transport>> all_transports();
 std::unique_ptr<Transport> make_local_transport();
 std::unique_ptr<Transport> make_shm_transport();
+std::unique_ptr<Transport> make_cuda_ipc_transport();
 std::unique_ptr<Transport> make_rdma_transport();
 std::unique_ptr<Transport> make_tcp_transport();
 

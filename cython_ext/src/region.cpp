@@ -105,6 +105,13 @@ mp_status Region::share(std::shared_ptr<UseTable> table, uint32_t slot, bool may
   return MP_OK;
 }
 
+mp_status Region::share_device(std::shared_ptr<UseTable> table, uint32_t slot) {
+  std::lock_guard lock(mutex_);
+  if (released()) return MP_REGION_RELEASED;
+  shares_.push_back({std::move(table), slot, true});
+  return MP_OK;
+}
+
 void Region::unshare(const UseTable &table) {
   std::lock_guard lock(mutex_);
   std::erase_if(shares_, [&](const Share &share) {
@@ -131,7 +138,7 @@ bool Region::stop_sharing(int64_t until) {
     }
     quiet = (share.table->wait_unused(share.slot, until) || share.table->abandon(share.slot)) && quiet;
   }
-  if (!quiet && !memory->detach()) return false;
+  if (!quiet && (memory == nullptr || !memory->detach())) return false;
   std::lock_guard lock(mutex_);
   if (memory != nullptr) memory->forget_fd();
   return true;

@@ -80,16 +80,20 @@ class Region {
   // A peer on the same host maps the memory, or reads it where it lies; the table's slot says when it uses it. MP_OK,
   // with the descriptor when it can be mapped, or why there is no way.
   mp_status share(std::shared_ptr<UseTable> table, uint32_t slot, bool may_be_read, std::shared_ptr<const Fd> *fd);
+  // The same for memory of a GPU, which is imported by handle or descriptor.
+  mp_status share_device(std::shared_ptr<UseTable> table, uint32_t slot);
   void unshare(const UseTable &table);
   // Its registrations for RDMA, or nullptr.
   std::shared_ptr<RdmaMemory> rdma() const;
   void set_rdma(std::shared_ptr<RdmaMemory> registrations);
-  // Where its first byte is, as far as is known; otherwise -1.
-  int numa_node() const { return numa_node_.load(std::memory_order_relaxed); }
-  void set_numa_node(int node) { numa_node_.store(node, std::memory_order_relaxed); }
+  // How far each RDMA device is from its first byte, as far as is known: a pci::Distance in four bits for each.
+  uint64_t distance(size_t device) const {
+    return device < 16 ? distances_.load(std::memory_order_relaxed) >> (4 * device) & 15 : 0;
+  }
+  void set_distances(uint64_t distances) { distances_.store(distances, std::memory_order_relaxed); }
   // After try_release: returns when no peer copies to or from the memory any more, or what it reads is void. Those that
   // do not stop until `until` keep old pages that are not this region's any more. False when there is no memory for new
-  // ones.
+  // ones, or it is a GPU's, which cannot be moved out of their way.
   bool stop_sharing(int64_t until);
 
  private:
@@ -108,7 +112,7 @@ class Region {
   std::condition_variable unserved_;
   std::vector<Share> shares_;
   std::shared_ptr<RdmaMemory> rdma_;
-  std::atomic<int> numa_node_{-1};
+  std::atomic<uint64_t> distances_{0};
 };
 
 // Holds the `serving` count of one region.

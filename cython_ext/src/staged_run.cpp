@@ -116,9 +116,26 @@ class StagedPiece final : public Transfer {
 };
 
 void StagedRun::begin(const std::shared_ptr<Transfer> &transfer) {
-  auto run = std::make_shared<StagedRun>(transfer, transfer->peer->engine().staging.stager(transfer->device));
-  transfer->set_carrier(run);
-  run->go_on();
+  adopt({transfer, 0, static_cast<uint32_t>(transfer->descs.size()), transfer->bytes, 0});
+}
+
+void StagedRun::adopt(const Work &work) {
+  const std::shared_ptr<Transfer> &transfer = work.transfer;
+  // What comes back in several parts is one run, so that a stop finds all of it.
+  auto run = std::dynamic_pointer_cast<StagedRun>(transfer->carrier());
+  if (run == nullptr) {
+    run = std::make_shared<StagedRun>(transfer, transfer->peer->engine().staging.stager(transfer->device));
+    transfer->set_carrier(run);
+  }
+  run->add(work.begin, work.end);
+}
+
+void StagedRun::add(uint32_t begin, uint32_t end) {
+  {
+    std::lock_guard lock(mutex_);
+    rest_.emplace_back(begin, end);
+  }
+  go_on();
 }
 
 StagedRun::StagedRun(std::shared_ptr<Transfer> transfer, std::shared_ptr<cuda::Stager> stager)
@@ -130,7 +147,7 @@ void StagedRun::go_on() {
     if (real_->stopping()) return fail_rest(real_->stop_cause());
     {
       std::lock_guard lock(mutex_);
-      if (waiting_ || next_ == real_->descs.size() || pieces_.size() >= kPiecesMax) return;
+      if (waiting_ || rest_.empty() || pieces_.size() >= kPiecesMax) return;
       waiting_ = true;
     }
     cuda::Slot slot = stager_->try_slot(cuda::Stager::kOwn);
@@ -145,13 +162,15 @@ void StagedRun::go_on() {
 }
 
 bool StagedRun::take_next(uint32_t *begin, uint32_t *end) {
-  const std::vector<Desc> &descs = real_->descs;
-  *begin = *end = next_;
-  for (uint64_t bytes = 0; *end < descs.size() && *end - *begin < cuda::kPieceDescs; ++*end) {
-    bytes += descs[*end].length;
+  if (rest_.empty()) return false;
+  auto &[next, last] = rest_.front();
+  *begin = *end = next;
+  for (uint64_t bytes = 0; *end < last && *end - *begin < cuda::kPieceDescs; ++*end) {
+    bytes += real_->descs[*end].length;
     if (bytes > cuda::kPieceBytes) break;
   }
-  next_ = *end;
+  next = *end;
+  if (next == last) rest_.pop_front();
   return *begin < *end;
 }
 
@@ -194,13 +213,13 @@ void StagedRun::ended(const std::shared_ptr<StagedPiece> &piece) {
 }
 
 void StagedRun::fail_rest(const Error &error) {
-  uint32_t begin;
+  std::deque<std::pair<uint32_t, uint32_t>> rest;
   {
     std::lock_guard lock(mutex_);
     waiting_ = false;
-    begin = std::exchange(next_, static_cast<uint32_t>(real_->descs.size()));
+    rest.swap(rest_);
   }
-  if (begin < real_->descs.size()) real_->descs_failed(begin, static_cast<uint32_t>(real_->descs.size()), error);
+  for (const auto &[begin, end] : rest) real_->descs_failed(begin, end, error);
 }
 
 void StagedRun::cancel(Transfer &transfer) {

@@ -4,13 +4,16 @@
 // copied, and the paths know nothing of devices.
 #pragma once
 
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "cuda_stager.hpp"
 #include "transfer.hpp"
+#include "work_queue.hpp"
 
 namespace moonpool {
 
@@ -19,6 +22,8 @@ class StagedPiece;
 class StagedRun final : public Carrier, public std::enable_shared_from_this<StagedRun> {
  public:
   static void begin(const std::shared_ptr<Transfer> &transfer);
+  // Goes on with what a path could not move that reaches the device by itself.
+  static void adopt(const Work &work);
   StagedRun(std::shared_ptr<Transfer> transfer, std::shared_ptr<cuda::Stager> stager);
 
   // Of its latest piece.
@@ -30,6 +35,7 @@ class StagedRun final : public Carrier, public std::enable_shared_from_this<Stag
  private:
   friend class StagedPiece;
 
+  void add(uint32_t begin, uint32_t end);
   // Begins pieces as long as there is pinned memory for them.
   void go_on();
   void begin_piece(cuda::Slot slot);
@@ -43,7 +49,7 @@ class StagedRun final : public Carrier, public std::enable_shared_from_this<Stag
   const std::shared_ptr<cuda::Stager> stager_;
   std::atomic<const char *> path_{"tcp"};
   std::mutex mutex_;
-  uint32_t next_ = 0;     // descriptor that no piece has yet
+  std::deque<std::pair<uint32_t, uint32_t>> rest_;  // descriptors that no piece has yet: from, and to before
   bool waiting_ = false;  // for pinned memory
   std::unordered_set<std::shared_ptr<StagedPiece>> pieces_;
 };

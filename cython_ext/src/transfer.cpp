@@ -35,6 +35,11 @@ void Transfer::set_carrier(std::shared_ptr<Carrier> carrier) {
   carrier_ = std::move(carrier);
 }
 
+std::shared_ptr<Carrier> Transfer::carrier() const {
+  std::lock_guard lock(mutex_);
+  return carrier_;
+}
+
 const char *Transfer::carried_by() const {
   std::lock_guard lock(mutex_);
   return carrier_ == nullptr ? nullptr : carrier_->path();

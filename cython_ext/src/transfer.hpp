@@ -77,6 +77,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
 
   // ---- called by links and the peer
   void set_carrier(std::shared_ptr<Carrier> carrier);
+  std::shared_ptr<Carrier> carrier() const;
   // The path that it was handed to last; nullptr: none yet.
   const char *carried_by() const;
   // Every descriptor is reported once, through one of these two. `digests`: one per descriptor or nullptr.

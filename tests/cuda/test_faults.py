@@ -90,7 +90,7 @@ def test_the_engine_lives_on_when_a_context_is_dead(connect: Connect, cuda: Fake
         target = ends.server.allocate(1 << 20, "host")
         source = ends.engine.allocate(1 << 20)
         memoryview(source)[:5] = b"alive"
-        ends.engine.write(ends.peer, source, ends.peer.regions["host"]).wait(30)
+        ends.engine.write(ends.peer, source, ends.peer.regions.wait("host", 10)).wait(30)
         assert bytes(target)[:5] == b"alive"
         ends.here.region.release()
         ends.there.region.release()

@@ -70,7 +70,7 @@ typedef struct mp_error {
   int32_t sys_errno; /* 0 or errno */
   int64_t item;      /* first item concerned, or -1 */
   int32_t retryable; /* 1 when the same call may succeed later */
-  char path[16];     /* "local", "shm", "rdma", "tcp", or "" */
+  char path[16];     /* "local", "shm", "cuda_ipc", "rdma", "tcp", or "" */
   char peer[128];    /* "name (host:port)" or "" */
   char message[512]; /* what was attempted and what happened */
   char cause[256];   /* the first cause, or "" */
@@ -83,7 +83,7 @@ typedef struct mp_config {
   uint32_t abi_version;   /* MP_ABI_VERSION */
   const char *name;       /* shown to peers; NULL: "engine" */
   const char *listen;     /* "host:port", "[::1]:0"; port 0 picks one; NULL: accepts nobody */
-  const char *transports; /* "auto" or a comma list of "local", "shm", "rdma", "tcp" */
+  const char *transports; /* "auto" or a comma list of "local", "shm", "cuda_ipc", "rdma", "tcp" */
   const char *require;    /* NULL, or the one transport every transfer must use */
   const uint8_t *secret;  /* cluster secret, or NULL */
   size_t secret_bytes;
@@ -365,6 +365,17 @@ MP_API mp_status mp_copy_batch(void *target, uint64_t target_bytes, const int64_
                                size_t target_offsets_stride, const void *source, uint64_t source_bytes,
                                const int64_t *source_offsets, size_t source_offsets_stride, const int64_t *lengths,
                                size_t lengths_stride, size_t count, size_t *bad);
+
+/* The same where one side, or both, are memory of a GPU: `target_region` or `source_region` is a region of it, and the
+ * memory beside it is not looked at; with NULL that memory, of the host, is the side. Ranges are copied in any order, in
+ * a number of driver calls that does not grow with `count` but with the bytes. Host memory that is not pinned passes
+ * through that of the engine. Not ordered with any stream of the caller. MP_DEADLINE: a GPU that made no progress for
+ * progress_timeout_ms; the regions stay in use until it has. */
+MP_API mp_status mp_region_copy_batch(mp_region *target_region, void *target, uint64_t target_bytes,
+                                      const int64_t *target_offsets, size_t target_offsets_stride,
+                                      mp_region *source_region, const void *source, uint64_t source_bytes,
+                                      const int64_t *source_offsets, size_t source_offsets_stride,
+                                      const int64_t *lengths, size_t lengths_stride, size_t count, mp_error *error);
 
 /* ---------------------------------------------------------------- notifications */
 
