@@ -258,6 +258,11 @@ cdef extern from "moonpool/engine.h" nogil:
                             size_t target_offsets_stride, const void *source, uint64_t source_bytes,
                             const int64_t *source_offsets, size_t source_offsets_stride, const int64_t *lengths,
                             size_t lengths_stride, size_t count, size_t *bad)
+    mp_status mp_region_copy_batch(mp_region *target_region, void *target, uint64_t target_bytes,
+                                   const int64_t *target_offsets, size_t target_offsets_stride,
+                                   mp_region *source_region, const void *source, uint64_t source_bytes,
+                                   const int64_t *source_offsets, size_t source_offsets_stride,
+                                   const int64_t *lengths, size_t lengths_stride, size_t count, mp_error *error)
 
     # ------------------------------------------------------------ notifications
     ctypedef struct mp_notification:

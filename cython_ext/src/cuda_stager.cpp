@@ -17,21 +17,6 @@ constexpr int64_t kLongestPauseNs = 1'000'000;
 
 Error closed_error() { return make_error(MP_CLOSED, "the engine was closed"); }
 
-// Neighbours on both sides become one copy.
-void join_neighbours(std::vector<Copy> *copies) {
-  size_t last = 0;
-  for (size_t i = 1; i < copies->size(); ++i) {
-    Copy &into = (*copies)[last];
-    const Copy &next = (*copies)[i];
-    if (into.device + into.nbytes == next.device && into.host + into.nbytes == next.host) {
-      into.nbytes += next.nbytes;
-    } else {
-      (*copies)[++last] = next;
-    }
-  }
-  copies->resize(std::min(copies->size(), last + 1));
-}
-
 }  // namespace
 
 void Slot::reset() {
@@ -71,10 +56,9 @@ void Stager::want_slot(Use use, Ready ready) {
   ready({}, closed_error());
 }
 
-void Stager::copy(Direction direction, std::vector<Copy> copies, Done done) {
-  Job job{direction, std::move(copies), std::move(done), 0, nullptr, {}};
+void Stager::copy(Direction direction, std::vector<Copy> copies, Done done, bool within) {
+  Job job{direction, std::move(copies), std::move(done), 0, nullptr, {}, within};
   for (const Copy &one : job.copies) job.nbytes += one.nbytes;
-  join_neighbours(&job.copies);
   {
     std::lock_guard lock(mutex_);
     if (!closing_) {
@@ -181,6 +165,7 @@ bool Stager::turn() {
 }
 
 Error Stager::prepare(Direction direction) {
+  if (copier_ == nullptr) copier_ = std::make_unique<PieceCopier>(driver_, memory_->context());
   Stream &stream = streams_[direction];
   if (stream != nullptr) return {};
   const Result result = driver_.stream_create(&stream, kStreamNonBlocking, 0);
@@ -247,10 +232,9 @@ bool Stager::begin_jobs() {
     Error error = closing ? closed_error() : prepare(job.direction);
     if (!error) {
       Result result = take_event(&job.event);
-      size_t issued = 0;
-      if (result == kSuccess) result = issue(job, &issued);
+      bool begun = false;
+      if (result == kSuccess) result = issue(job, &begun);
       if (result != kSuccess) error = failed(result, job.direction == kOnDevice ? "cannot copy between devices" : "cannot copy between a device and the host");
-      const bool begun = result == kSuccess || issued > 0;
       if (begun && driver_.event_record(job.event, streams_[job.direction]) == kSuccess) {
         // Part of a copy that could not be begun whole is waited for, too.
         job.error = error;
@@ -264,42 +248,16 @@ bool Stager::begin_jobs() {
   return !jobs.empty();
 }
 
-Result Stager::issue(Job &job, size_t *issued) {
-  if (job.copies.size() > 1 && driver_.copy_batch != nullptr) {
-    const Result result = issue_batch(job);
-    // A driver that has the call may still not have it for this device.
-    if (result != kNotSupported) {
-      *issued = result == kSuccess ? job.copies.size() : 1;
-      return result;
-    }
-  }
-  const Stream stream = streams_[job.direction];
-  for (const Copy &one : job.copies) {
-    const auto from = reinterpret_cast<Pointer>(one.host);
-    const Result result = job.direction == kOnDevice   ? driver_.copy_on_device(one.device, from, one.nbytes, stream)
-                          : job.direction == kToDevice ? driver_.copy_to_device(one.device, one.host, one.nbytes, stream)
-                                                       : driver_.copy_to_host(one.host, one.device, one.nbytes, stream);
-    if (result != kSuccess) return result;
-    ++*issued;
-  }
-  return kSuccess;
-}
-
-Result Stager::issue_batch(Job &job) {
-  const size_t count = job.copies.size();
-  std::vector<Pointer> targets(count), sources(count);
-  std::vector<size_t> sizes(count);
-  for (size_t i = 0; i < count; ++i) {
+Result Stager::issue(Job &job, bool *begun) {
+  std::vector<Piece> pieces(job.copies.size());
+  for (size_t i = 0; i < pieces.size(); ++i) {
     const Copy &one = job.copies[i];
     const auto host = reinterpret_cast<Pointer>(one.host);
-    targets[i] = job.direction == kToHost ? host : one.device;
-    sources[i] = job.direction == kToHost ? one.device : host;
-    sizes[i] = one.nbytes;
+    const bool to_host = job.direction == kToHost;
+    pieces[i] = {to_host ? host : one.device, to_host ? one.device : host, one.nbytes};
   }
-  CopyAttributes attributes{kSourceAccessOrderStream, {}, {}, 0};
-  size_t first = 0, bad = 0;
-  return driver_.copy_batch(targets.data(), sources.data(), sizes.data(), count, &attributes, &first, 1, &bad,
-                            streams_[job.direction]);
+  const Reach reach = job.direction != kOnDevice ? Reach::kHost : job.within ? Reach::kWithinDevice : Reach::kAnywhere;
+  return copier_->enqueue(std::move(pieces), reach, streams_[job.direction], begun);
 }
 
 Result Stager::take_event(Event *event) {
@@ -377,7 +335,11 @@ void Stager::give_up() {
 
 void Stager::dispose() {
   // A copy that is still under way may write the memory, and the driver would wait for it.
-  if (abandoned_) return;
+  if (abandoned_) {
+    (void)copier_.release();  // its kernels may still read their tables
+    return;
+  }
+  copier_.reset();
   const ContextScope scope(driver_, memory_->context());
   for (const Event event : events_) driver_.event_destroy(event);
   events_.clear();

@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "cuda_gather.hpp"
 #include "cuda_memory.hpp"
 #include "memory.hpp"
 
@@ -77,7 +78,8 @@ class Stager : public std::enable_shared_from_this<Stager> {
   // `ready` is called once, on the stager's thread, in the order of the calls. It must not block.
   void want_slot(Use use, Ready ready);
   // The same with `done`, after the last byte has been copied or none is going to be any more.
-  void copy(Direction direction, std::vector<Copy> copies, Done done);
+  // within: between memories of this device, and not of another one.
+  void copy(Direction direction, std::vector<Copy> copies, Done done, bool within = false);
   // `done` is called when everything that was queued on the stream so far has ended.
   Error after_stream(uint64_t stream, std::function<bool()> given_up, Done done);
 
@@ -95,6 +97,7 @@ class Stager : public std::enable_shared_from_this<Stager> {
     uint64_t nbytes = 0;
     Event event = nullptr;
     Error error;  // of its beginning, when part of it is under way
+    bool within = false;
   };
   struct Gate {
     Event event;
@@ -118,8 +121,7 @@ class Stager : public std::enable_shared_from_this<Stager> {
   // With the context current.
   Error prepare(Direction direction);
   Error allocate_ring();
-  Result issue(Job &job, size_t *issued);
-  Result issue_batch(Job &job);
+  Result issue(Job &job, bool *begun);
   Result take_event(Event *event);
   void end(Job &job, const Error &error);
   void give_up();
@@ -148,6 +150,7 @@ class Stager : public std::enable_shared_from_this<Stager> {
   std::deque<Job> under_way_[3];
   std::deque<Gate> gates_;
   std::unique_ptr<Memory> ring_;
+  std::unique_ptr<PieceCopier> copier_;
   bool abandoned_ = false;  // something is under way that nobody waits for any more
 };
 

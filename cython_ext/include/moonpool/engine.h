@@ -369,6 +369,17 @@ MP_API mp_status mp_copy_batch(void *target, uint64_t target_bytes, const int64_
                                const int64_t *source_offsets, size_t source_offsets_stride, const int64_t *lengths,
                                size_t lengths_stride, size_t count, size_t *bad);
 
+/* The same where one side, or both, are memory of a GPU: `target_region` or `source_region` is a region of it, and the
+ * memory beside it is not looked at; with NULL that memory, of the host, is the side. Ranges are copied in any order, in
+ * a number of driver calls that does not grow with `count` but with the bytes. Host memory that is not pinned passes
+ * through that of the engine. Not ordered with any stream of the caller. MP_DEADLINE: a GPU that made no progress for
+ * progress_timeout_ms; the regions stay in use until it has. */
+MP_API mp_status mp_region_copy_batch(mp_region *target_region, void *target, uint64_t target_bytes,
+                                      const int64_t *target_offsets, size_t target_offsets_stride,
+                                      mp_region *source_region, const void *source, uint64_t source_bytes,
+                                      const int64_t *source_offsets, size_t source_offsets_stride,
+                                      const int64_t *lengths, size_t lengths_stride, size_t count, mp_error *error);
+
 /* ---------------------------------------------------------------- notifications */
 
 typedef struct mp_notification {
