@@ -46,12 +46,21 @@ class Commands:
         self.peer: Peer | None = None
         self.transfer: Transfer | None = None
 
-    def add(self, name: str, nbytes: int, seed: int = 0, offset: int = 0, parts: int = 0, writable: bool = True) -> int:
+    def add(
+        self,
+        name: str,
+        nbytes: int,
+        seed: int = 0,
+        offset: int = 0,
+        parts: int = 0,
+        writable: bool = True,
+        shareable: bool = True,
+    ) -> int:
         """Register `nbytes` from `offset` on of memory of their own, filled with the pattern; return the address."""
         memory: DeviceMemory | VirtualMemory
         if parts:
             assert parts * PART_BYTES >= offset + nbytes
-            memory = VirtualMemory(self.cuda, parts)
+            memory = VirtualMemory(self.cuda, parts, shareable=shareable)
         else:
             memory = DeviceMemory(self.cuda.alloc(offset + nbytes), offset + nbytes)
         self.cuda.poke(memory.address + offset, pattern(nbytes, seed))
