@@ -118,6 +118,10 @@ Error Engine::register_rdma(Region &region) {
 Error Engine::try_register_rdma(Region &region) {
   std::shared_ptr<RdmaMemory> registrations;
   if (region.device != nullptr) {
+    if (region.device->managed()) {
+      return make_error(MP_TRANSPORT_UNAVAILABLE, "managed memory is not registered for RDMA",
+                        "cudaMalloc instead of cudaMallocManaged");
+    }
     if (Error error = cuda::keep_in_order(*region.device)) return error;
   }
   const RdmaMemory::Source source{region.base, region.length, region.writable(), region.device.get()};

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import pytest
 
 from cuda_testing.owner import Owner
-from cuda_testing.virtual import VirtualMemory
 from engine_testing.leaks import eventually
 from engine_testing.patterns import pattern
+from engine_testing.places import why_no_unshare
 from fake_cuda import DeviceMemory, FakeCuda
 from moonpool.transfer_engine import MoonpoolError, Peer, PeerState, Region, Status, TransferEngine
 
@@ -22,6 +22,8 @@ from .conftest import OpenEngine
 
 SIZE = 5 * (1 << 20) + 4321
 AUTO = "shm,cuda_ipc,tcp"
+_NAMESPACE = ("--pid", "--fork", "--kill-child")
+_WHY_NO_NAMESPACE = why_no_unshare(*_NAMESPACE)
 
 
 @pytest.fixture
@@ -258,6 +260,26 @@ def test_mapped_memory_without_descriptors_is_staged_and_says_why(
     assert here.bytes == pattern(SIZE, 1)
     assert "cuda_ipc: memory that was allocated without a descriptor cannot be shared" in peer.fallback
     assert set(paths(engine)) == {"tcp"}
+
+
+@pytest.mark.skipif(bool(_WHY_NO_NAMESPACE), reason=_WHY_NO_NAMESPACE)
+@pytest.mark.parametrize("parts", [0, 3], ids=["allocated", "mapped"])
+def test_between_containers_that_do_not_see_each_others_processes(
+    cuda: FakeCuda, open_cuda_engine: OpenEngine, parts: int
+) -> None:
+    """The driver's handles name a process there; descriptors do not."""
+    engine, here = open_here(open_cuda_engine, cuda)
+    with Owner(before=("unshare", *_NAMESPACE), transports=AUTO) as owner:
+        owner.ask("add", name="kv", nbytes=SIZE, seed=1, parts=parts)
+        peer = engine.connect(owner.address)
+        remote = peer.regions.wait("kv", 60.0)
+        engine.read(peer, here.region, remote).wait()
+        assert here.bytes == pattern(SIZE, 1)
+        here.bytes = pattern(SIZE, 2)
+        engine.write(peer, here.region, remote).wait()
+        assert owner.ask("digest", name="kv") == hashlib.blake2b(pattern(SIZE, 2)).hexdigest()
+        assert paths(engine) == {"cuda_ipc" if parts else "tcp": 2}, peer.fallback
+        assert ("cuda_ipc: the driver does not open the peer's memory" in peer.fallback) == (not parts)
 
 
 def test_without_staging_it_is_an_error_that_says_why(
