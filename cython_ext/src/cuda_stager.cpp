@@ -234,7 +234,9 @@ bool Stager::begin_jobs() {
       Result result = take_event(&job.event);
       bool begun = false;
       if (result == kSuccess) result = issue(job, &begun);
-      if (result != kSuccess) error = failed(result, job.direction == kOnDevice ? "cannot copy between devices" : "cannot copy between a device and the host");
+      if (result != kSuccess)
+        error = failed(result, job.direction == kOnDevice ? "cannot copy between devices"
+                                                          : "cannot copy between a device and the host");
       if (begun && driver_.event_record(job.event, streams_[job.direction]) == kSuccess) {
         // Part of a copy that could not be begun whole is waited for, too.
         job.error = error;
@@ -287,7 +289,7 @@ void Stager::end(Job &job, const Error &error) {
   if (job.event != nullptr) events_.push_back(std::exchange(job.event, nullptr));
   if (!error) {
     counters_.copies.fetch_add(1, std::memory_order_relaxed);
-    (job.direction == kToDevice  ? counters_.to_device_bytes
+    (job.direction == kToDevice ? counters_.to_device_bytes
      : job.direction == kToHost ? counters_.to_host_bytes
                                 : counters_.on_device_bytes)
         .fetch_add(job.nbytes, std::memory_order_relaxed);

@@ -4,19 +4,18 @@
 from __future__ import annotations
 
 import hashlib
-import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-
 from cuda_testing.owner import Owner
 from engine_testing.leaks import eventually
 from engine_testing.patterns import pattern
 from engine_testing.places import why_no_unshare
-from fake_cuda import DeviceMemory, FakeCuda
-from moonpool.transfer_engine import MoonpoolError, Peer, PeerState, Region, Status, TransferEngine
+from fake_cuda import FakeCuda
+
+from moonpool.transfer_engine import MoonpoolError, PeerState, Region, TransferEngine
 
 from .conftest import OpenEngine
 
@@ -48,7 +47,9 @@ class Here:
         self.cuda.poke(self.region.address, value)
 
 
-def open_here(open_cuda_engine: OpenEngine, cuda: FakeCuda, nbytes: int = SIZE, **options: object) -> tuple[TransferEngine, Here]:
+def open_here(
+    open_cuda_engine: OpenEngine, cuda: FakeCuda, nbytes: int = SIZE, **options: object
+) -> tuple[TransferEngine, Here]:
     engine = open_cuda_engine("client", **{"transports": AUTO, "listen": None, **options})
     memory = cuda.memory(bytes(nbytes))
     return engine, Here(cuda, engine.register(memory))

@@ -9,12 +9,13 @@ import os
 import sys
 from typing import Any
 
-from cuda_testing.virtual import PART_BYTES, VirtualMemory
 from engine_testing.fixtures import PATIENT
 from engine_testing.obeying import obey
 from engine_testing.patterns import pattern
 from engine_testing.processes import Program
 from fake_cuda import DeviceMemory, FakeCuda, library
+
+from cuda_testing.virtual import PART_BYTES, VirtualMemory
 from moonpool.transfer_engine import Peer, Region, Transfer, TransferEngine
 
 __all__ = ["Owner"]
