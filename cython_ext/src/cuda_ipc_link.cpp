@@ -119,7 +119,9 @@ void CudaIpcLink::region_gone(uint64_t key) {
 // The last user of a region is gone. Under no lock of this link.
 void CudaIpcLink::let_go(uint64_t key) {
   std::lock_guard lock(mutex_);
-  if (!ended_) send_locked(cuda_ipc::make_request(cuda_ipc::kDrop, key));
+  // It may have been asked for again and refused, because the peer did not know yet.
+  refused_.erase(key);
+  send_locked(cuda_ipc::make_request(cuda_ipc::kDrop, key));
 }
 
 void CudaIpcLink::run(Todo todo) {

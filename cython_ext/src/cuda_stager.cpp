@@ -11,6 +11,7 @@ namespace moonpool::cuda {
 
 namespace {
 
+constexpr char kCannotCopy[] = "cannot copy memory of a device";
 // Copies of a piece take some 20 us on PCIe 5, so the first looks come soon and the later ones seldom.
 constexpr int64_t kFirstPauseNs = 20'000;
 constexpr int64_t kLongestPauseNs = 1'000'000;
@@ -57,7 +58,7 @@ void Stager::want_slot(Use use, Ready ready) {
 }
 
 void Stager::copy(Direction direction, std::vector<Copy> copies, Done done, bool within) {
-  Job job{direction, std::move(copies), std::move(done), 0, nullptr, {}, within};
+  Job job{direction, std::move(copies), std::move(done), 0, nullptr, false, {}, within};
   for (const Copy &one : job.copies) job.nbytes += one.nbytes;
   {
     std::lock_guard lock(mutex_);
@@ -234,16 +235,15 @@ bool Stager::begin_jobs() {
       Result result = take_event(&job.event);
       bool begun = false;
       if (result == kSuccess) result = issue(job, &begun);
-      if (result != kSuccess)
-        error = failed(result, job.direction == kOnDevice ? "cannot copy between devices"
-                                                          : "cannot copy between a device and the host");
-      if (begun && driver_.event_record(job.event, streams_[job.direction]) == kSuccess) {
+      if (result != kSuccess) error = failed(result, kCannotCopy);
+      if (begun) {
         // Part of a copy that could not be begun whole is waited for, too.
-        job.error = error;
+        if (result == kSuccess) result = driver_.event_record(job.event, streams_[job.direction]);
+        job.recorded = result == kSuccess;
+        job.error = result == kSuccess ? Error{} : failed(result, kCannotCopy);
         under_way_[job.direction].push_back(std::move(job));
         continue;
       }
-      if (!error) error = failed(kInvalidContext, "cannot tell when a copy ends");
     }
     end(job, error);
   }
@@ -273,12 +273,18 @@ bool Stager::end_jobs() {
   bool moved = false;
   for (auto &jobs : under_way_) {
     while (!jobs.empty()) {
-      const Result result = driver_.event_query(jobs.front().event);
+      Job &first = jobs.front();
+      Result result = first.recorded ? driver_.event_query(first.event) : kSuccess;
       if (result == kNotReady) break;
-      Job job = std::move(jobs.front());
+      if (result != kSuccess && !first.error) {
+        first.error = failed(result, "a copy of memory of a device failed");
+      }
+      // Without an event to go by it has ended when its stream has nothing left, or can do nothing any more.
+      first.recorded = first.recorded && result == kSuccess;
+      if (!first.recorded && driver_.stream_query(streams_[first.direction]) == kNotReady) break;
+      Job job = std::move(first);
       jobs.pop_front();
       moved = true;
-      if (result != kSuccess && !job.error) job.error = failed(result, "a copy of memory of a device failed");
       end(job, job.error);
     }
   }
@@ -336,9 +342,11 @@ void Stager::give_up() {
 }
 
 void Stager::dispose() {
-  // A copy that is still under way may write the memory, and the driver would wait for it.
+  // A copy that is still under way may write the memory, and the driver would wait for it: then it stays, pinned, to
+  // the end of the process.
   if (abandoned_) {
     (void)copier_.release();  // its kernels may still read their tables
+    static_cast<void>(ring_.release());
     return;
   }
   copier_.reset();
@@ -351,7 +359,8 @@ void Stager::dispose() {
   }
   std::lock_guard lock(mutex_);
   for (auto &slots : free_) slots.clear();
-  if (ring_ != nullptr) driver_.host_unregister(ring_->base());
+  // Memory that a dead context keeps pinned cannot be pinned again by who gets its addresses next.
+  if (ring_ != nullptr && driver_.host_unregister(ring_->base()) != kSuccess) static_cast<void>(ring_.release());
   ring_.reset();
 }
 

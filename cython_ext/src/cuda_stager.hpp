@@ -96,7 +96,8 @@ class Stager : public std::enable_shared_from_this<Stager> {
     Done done;
     uint64_t nbytes = 0;
     Event event = nullptr;
-    Error error;  // of its beginning, when part of it is under way
+    bool recorded = false;  // the event says when it has ended
+    Error error;            // although part of it is under way
     bool within = false;
   };
   struct Gate {

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from cuda_testing.dlpack import CPU, CUDA, CUDA_HOST, CUDA_MANAGED, DlpackArray
+from cuda_testing.ends import OpenEngine
 from cuda_testing.virtual import VirtualMemory
 from fake_cuda import FakeCuda, environment, library
+
 from moonpool.transfer_engine import (
     ArgumentTypeError,
     CudaError,
@@ -23,8 +24,6 @@ from moonpool.transfer_engine import (
     Region,
     TransferEngine,
 )
-
-from .conftest import OpenEngine
 
 SIZE = 300_000
 

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Final
 
 from fake_cuda import FakeCuda
+from typing_extensions import Self
 
 __all__ = ["PART_BYTES", "VirtualMemory"]
 
@@ -64,7 +65,7 @@ class VirtualMemory:
         access = _Access(1, device, 3)
         cuda.call("cuMemSetAccess", self.address, self.nbytes, ctypes.byref(access), 1)
 
-    def __enter__(self) -> VirtualMemory:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
