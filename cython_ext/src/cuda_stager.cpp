@@ -17,6 +17,10 @@ constexpr int64_t kLongestPauseNs = 1'000'000;
 
 Error closed_error() { return make_error(MP_CLOSED, "the engine was closed"); }
 
+const char *what_of(Stager::Direction direction) {
+  return direction == Stager::kOnDevice ? "cannot copy between devices" : "cannot copy between a device and the host";
+}
+
 }  // namespace
 
 void Slot::reset() {
@@ -57,7 +61,7 @@ void Stager::want_slot(Use use, Ready ready) {
 }
 
 void Stager::copy(Direction direction, std::vector<Copy> copies, Done done, bool within) {
-  Job job{direction, std::move(copies), std::move(done), 0, nullptr, {}, within};
+  Job job{direction, std::move(copies), std::move(done), 0, nullptr, false, {}, within};
   for (const Copy &one : job.copies) job.nbytes += one.nbytes;
   {
     std::lock_guard lock(mutex_);
@@ -158,6 +162,7 @@ void Stager::run() {
 // True when anything moved.
 bool Stager::turn() {
   const ContextScope scope(driver_, memory_->context());
+  entered_ = scope.result();
   bool moved = end_jobs();
   moved = open_gates() || moved;
   moved = hand_out() || moved;
@@ -165,6 +170,7 @@ bool Stager::turn() {
 }
 
 Error Stager::prepare(Direction direction) {
+  if (entered_ != kSuccess) return failed(entered_, "cannot use the CUDA context of the memory");
   if (copier_ == nullptr) copier_ = std::make_unique<PieceCopier>(driver_, memory_->context());
   Stream &stream = streams_[direction];
   if (stream != nullptr) return {};
@@ -174,6 +180,7 @@ Error Stager::prepare(Direction direction) {
 
 Error Stager::allocate_ring() {
   if (ring_ != nullptr) return {};
+  if (entered_ != kSuccess) return failed(entered_, "cannot use the CUDA context of the memory");
   std::unique_ptr<Memory> memory;
   if (Error error = Memory::allocate({ring_bytes_, false, false, MP_HUGE_PAGES_AUTO, MP_NUMA_ANY}, &memory))
     return error;
@@ -234,14 +241,15 @@ bool Stager::begin_jobs() {
       Result result = take_event(&job.event);
       bool begun = false;
       if (result == kSuccess) result = issue(job, &begun);
-      if (result != kSuccess) error = failed(result, job.direction == kOnDevice ? "cannot copy between devices" : "cannot copy between a device and the host");
-      if (begun && driver_.event_record(job.event, streams_[job.direction]) == kSuccess) {
+      if (result != kSuccess) error = failed(result, what_of(job.direction));
+      if (begun) {
         // Part of a copy that could not be begun whole is waited for, too.
-        job.error = error;
+        if (result == kSuccess) result = driver_.event_record(job.event, streams_[job.direction]);
+        job.recorded = result == kSuccess;
+        job.error = result == kSuccess ? Error{} : failed(result, what_of(job.direction));
         under_way_[job.direction].push_back(std::move(job));
         continue;
       }
-      if (!error) error = failed(kInvalidContext, "cannot tell when a copy ends");
     }
     end(job, error);
   }
@@ -271,12 +279,18 @@ bool Stager::end_jobs() {
   bool moved = false;
   for (auto &jobs : under_way_) {
     while (!jobs.empty()) {
-      const Result result = driver_.event_query(jobs.front().event);
+      Job &first = jobs.front();
+      Result result = first.recorded ? driver_.event_query(first.event) : kSuccess;
       if (result == kNotReady) break;
-      Job job = std::move(jobs.front());
+      if (result != kSuccess && !first.error) {
+        first.error = failed(result, "a copy of memory of a device failed");
+      }
+      // Without an event to go by it has ended when its stream has nothing left, or can do nothing any more.
+      first.recorded = first.recorded && result == kSuccess;
+      if (!first.recorded && driver_.stream_query(streams_[first.direction]) == kNotReady) break;
+      Job job = std::move(first);
       jobs.pop_front();
       moved = true;
-      if (result != kSuccess && !job.error) job.error = failed(result, "a copy of memory of a device failed");
       end(job, job.error);
     }
   }
@@ -287,7 +301,7 @@ void Stager::end(Job &job, const Error &error) {
   if (job.event != nullptr) events_.push_back(std::exchange(job.event, nullptr));
   if (!error) {
     counters_.copies.fetch_add(1, std::memory_order_relaxed);
-    (job.direction == kToDevice  ? counters_.to_device_bytes
+    (job.direction == kToDevice ? counters_.to_device_bytes
      : job.direction == kToHost ? counters_.to_host_bytes
                                 : counters_.on_device_bytes)
         .fetch_add(job.nbytes, std::memory_order_relaxed);
@@ -334,9 +348,11 @@ void Stager::give_up() {
 }
 
 void Stager::dispose() {
-  // A copy that is still under way may write the memory, and the driver would wait for it.
+  // A copy that is still under way may write the memory, and the driver would wait for it: then it stays, pinned, to
+  // the end of the process.
   if (abandoned_) {
-    (void)copier_.release();  // its kernels may still read their tables
+    static_cast<void>(ring_.release());
+    static_cast<void>(copier_.release());  // its kernels may still read their tables
     return;
   }
   copier_.reset();
@@ -349,7 +365,8 @@ void Stager::dispose() {
   }
   std::lock_guard lock(mutex_);
   for (auto &slots : free_) slots.clear();
-  if (ring_ != nullptr) driver_.host_unregister(ring_->base());
+  // Memory that a dead context keeps pinned cannot be pinned again by who gets its addresses next.
+  if (ring_ != nullptr && driver_.host_unregister(ring_->base()) != kSuccess) static_cast<void>(ring_.release());
   ring_.reset();
 }
 

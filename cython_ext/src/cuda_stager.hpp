@@ -96,7 +96,8 @@ class Stager : public std::enable_shared_from_this<Stager> {
     Done done;
     uint64_t nbytes = 0;
     Event event = nullptr;
-    Error error;  // of its beginning, when part of it is under way
+    bool recorded = false;  // the event says when it has ended
+    Error error;            // although part of it is under way
     bool within = false;
   };
   struct Gate {
@@ -145,6 +146,7 @@ class Stager : public std::enable_shared_from_this<Stager> {
   std::vector<uint8_t *> free_[2];
 
   // Of the thread alone.
+  Result entered_ = kSuccess;  // the context, for this turn
   Stream streams_[3] = {};
   std::vector<Event> events_;
   std::deque<Job> under_way_[3];

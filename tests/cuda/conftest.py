@@ -4,16 +4,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
-
+from cuda_testing.ends import Connect, OpenEngine, connected
 from fake_cuda import FakeCuda, library
-from moonpool.transfer_engine import TransferEngine
 
-OpenEngine = Callable[..., TransferEngine]
+from moonpool.transfer_engine import TransferEngine
 
 
 @pytest.fixture(scope="session")
@@ -31,11 +30,11 @@ def driver() -> FakeCuda:
 def cuda(driver: FakeCuda) -> Iterator[FakeCuda]:
     """The stand-in with a context on this thread, as torch would have it. What a test leaves behind fails it."""
     kinds = ("streams", "events", "pinned", "imports", "contexts")
-    driver.set("fail=;delay_us=0")
+    driver.set("fail=;delay_us=0;ns_per_kib=0")
     driver.start()
     before = {kind: driver.alive(kind) for kind in kinds}
     yield driver
-    driver.set("fail=;delay_us=0")
+    driver.set("fail=;delay_us=0;ns_per_kib=0")
     after = {kind: driver.alive(kind) for kind in kinds}
     driver.stop()
     assert after == before
@@ -44,7 +43,14 @@ def cuda(driver: FakeCuda) -> Iterator[FakeCuda]:
 @pytest.fixture
 def open_cuda_engine(cuda: FakeCuda) -> Iterator[OpenEngine]:
     with ExitStack() as stack:
+
         def open_one(name: str = "engine", **options: Any) -> TransferEngine:
             return stack.enter_context(TransferEngine(name, **{"transports": "tcp", **options}))
 
         yield open_one
+
+
+@pytest.fixture
+def connect(cuda: FakeCuda, open_cuda_engine: OpenEngine) -> Iterator[Connect]:
+    """Opens engines with the sides named, such as "dh": a device here, the host there."""
+    yield from connected(cuda, open_cuda_engine)
