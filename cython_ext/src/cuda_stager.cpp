@@ -11,12 +11,15 @@ namespace moonpool::cuda {
 
 namespace {
 
-constexpr char kCannotCopy[] = "cannot copy memory of a device";
 // Copies of a piece take some 20 us on PCIe 5, so the first looks come soon and the later ones seldom.
 constexpr int64_t kFirstPauseNs = 20'000;
 constexpr int64_t kLongestPauseNs = 1'000'000;
 
 Error closed_error() { return make_error(MP_CLOSED, "the engine was closed"); }
+
+const char *what_of(Stager::Direction direction) {
+  return direction == Stager::kOnDevice ? "cannot copy between devices" : "cannot copy between a device and the host";
+}
 
 }  // namespace
 
@@ -159,6 +162,7 @@ void Stager::run() {
 // True when anything moved.
 bool Stager::turn() {
   const ContextScope scope(driver_, memory_->context());
+  entered_ = scope.result();
   bool moved = end_jobs();
   moved = open_gates() || moved;
   moved = hand_out() || moved;
@@ -166,6 +170,7 @@ bool Stager::turn() {
 }
 
 Error Stager::prepare(Direction direction) {
+  if (entered_ != kSuccess) return failed(entered_, "cannot use the CUDA context of the memory");
   if (copier_ == nullptr) copier_ = std::make_unique<PieceCopier>(driver_, memory_->context());
   Stream &stream = streams_[direction];
   if (stream != nullptr) return {};
@@ -175,6 +180,7 @@ Error Stager::prepare(Direction direction) {
 
 Error Stager::allocate_ring() {
   if (ring_ != nullptr) return {};
+  if (entered_ != kSuccess) return failed(entered_, "cannot use the CUDA context of the memory");
   std::unique_ptr<Memory> memory;
   if (Error error = Memory::allocate({ring_bytes_, false, false, MP_HUGE_PAGES_AUTO, MP_NUMA_ANY}, &memory))
     return error;
@@ -235,12 +241,12 @@ bool Stager::begin_jobs() {
       Result result = take_event(&job.event);
       bool begun = false;
       if (result == kSuccess) result = issue(job, &begun);
-      if (result != kSuccess) error = failed(result, kCannotCopy);
+      if (result != kSuccess) error = failed(result, what_of(job.direction));
       if (begun) {
         // Part of a copy that could not be begun whole is waited for, too.
         if (result == kSuccess) result = driver_.event_record(job.event, streams_[job.direction]);
         job.recorded = result == kSuccess;
-        job.error = result == kSuccess ? Error{} : failed(result, kCannotCopy);
+        job.error = result == kSuccess ? Error{} : failed(result, what_of(job.direction));
         under_way_[job.direction].push_back(std::move(job));
         continue;
       }
@@ -345,8 +351,8 @@ void Stager::dispose() {
   // A copy that is still under way may write the memory, and the driver would wait for it: then it stays, pinned, to
   // the end of the process.
   if (abandoned_) {
-    (void)copier_.release();  // its kernels may still read their tables
     static_cast<void>(ring_.release());
+    static_cast<void>(copier_.release());  // its kernels may still read their tables
     return;
   }
   copier_.reset();

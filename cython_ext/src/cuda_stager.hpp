@@ -146,6 +146,7 @@ class Stager : public std::enable_shared_from_this<Stager> {
   std::vector<uint8_t *> free_[2];
 
   // Of the thread alone.
+  Result entered_ = kSuccess;  // the context, for this turn
   Stream streams_[3] = {};
   std::vector<Event> events_;
   std::deque<Job> under_way_[3];

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from cuda_testing.contexts import current
 from cuda_testing.ends import SIZE, Connect, Ends, content
 from fake_cuda import FakeCuda, environment, library
 
@@ -89,7 +90,7 @@ def test_the_engine_lives_on_when_a_context_is_dead(connect: Connect, cuda: Fake
         target = ends.server.allocate(1 << 20, "host")
         source = ends.engine.allocate(1 << 20)
         memoryview(source)[:5] = b"alive"
-        ends.engine.write(ends.peer, source, ends.peer.regions["host"]).wait(30)
+        ends.engine.write(ends.peer, source, ends.peer.regions.wait("host", 10)).wait(30)
         assert bytes(target)[:5] == b"alive"
         ends.here.region.release()
         ends.there.region.release()
@@ -125,20 +126,15 @@ def test_memory_that_was_freed_is_not_touched(connect: Connect, cuda: FakeCuda, 
 
 def test_memory_of_two_gpus_is_not_one_transfer(connect: Connect, cuda: FakeCuda) -> None:
     ends = connect("dh")
-    cuda.start(1)
-    other = cuda.memory(bytes(1000), 1)
-    try:
+    with current(cuda, 1):
+        other = cuda.memory(bytes(1000), 1)
         second = ends.engine.register(other)
         with pytest.raises(InvalidArgumentError, match="several GPUs"):
-            ends.engine.read(ends.peer, ([ends.here.region, second], [0, 1]), ends.remote, 0, 0, 1000)
+            ends.engine.read(ends.peer, ([ends.here.region, second], [0, 1]), ends.remote, [0, 0], 0, 1000)
         ends.engine.read(ends.peer, second, ends.remote, 0, 0, 1000).wait(30)
         assert cuda.peek(other.address, 1000) == content(2)[:1000].tobytes()
         ends.engine.close()
         cuda.free(other.address)
-    finally:
-        cuda.stop(1)
-        cuda.start(0)
-        cuda.stop(0)
 
 
 CLOSING = """

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cuda_testing.contexts import current
 from cuda_testing.dlpack import CPU, CUDA, CUDA_HOST, CUDA_MANAGED, DlpackArray
 from cuda_testing.ends import OpenEngine
 from cuda_testing.virtual import VirtualMemory
@@ -73,16 +74,10 @@ def test_every_way_to_name_memory_of_a_gpu(cuda: FakeCuda, engine: TransferEngin
 
 
 def test_the_device_of_memory_is_told(cuda: FakeCuda, engine: TransferEngine) -> None:
-    cuda.start(1)
-    try:
+    with current(cuda, 1):
         address = cuda.alloc(SIZE)
         assert engine.register((address, SIZE, "cuda")).location == "cuda:1"
         cuda.free(address)
-    finally:
-        cuda.stop(1)
-        cuda.start(0)
-        cuda.stop(0)
-        cuda.call("cuCtxSetCurrent", 0)
 
 
 def test_managed_memory_is_a_gpus_or_the_hosts_as_it_is_asked_for(cuda: FakeCuda, engine: TransferEngine) -> None:
