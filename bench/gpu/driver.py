@@ -11,14 +11,18 @@ from typing import Any, Final
 
 import numpy as np
 
+from moonpool.bench.errors import BenchError
+
 __all__ = ["GRANULE", "Driver", "DriverError"]
 
 #: Of memory that is mapped.
 GRANULE: Final = 2 << 20
 
 
-class DriverError(Exception):
-    """A call of the driver failed."""
+class DriverError(BenchError):
+    """A call of the driver failed, or there is no driver."""
+
+    default_code = "BENCH_CUDA"
 
 
 class Driver:
@@ -29,12 +33,12 @@ class Driver:
         try:
             self._library = ctypes.CDLL(name)
         except OSError as error:
-            raise DriverError(f"{name} cannot be opened: {error}") from error
+            raise DriverError(f"{name} cannot be opened", cause=str(error), hint="a host with an NVIDIA GPU") from error
         self.device = device
         self.call("cuInit", 0)
-        context = ctypes.c_void_p()
-        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), ctypes.c_int(device))
-        self.call("cuCtxSetCurrent", context)
+        self._context = ctypes.c_void_p()
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), ctypes.c_int(device))
+        self.enter()
         stream = ctypes.c_void_p()
         self.call("cuStreamCreate", ctypes.byref(stream), ctypes.c_uint(1))
         self._stream = stream
@@ -47,6 +51,10 @@ class Driver:
             name = ctypes.c_char_p()
             self._library.cuGetErrorName(code, ctypes.byref(name))
             raise DriverError(f"{function}: {(name.value or str(code).encode()).decode()}")
+
+    def enter(self) -> None:
+        """Use the device on this thread, too."""
+        self.call("cuCtxSetCurrent", self._context)
 
     def number(self, function: str, *arguments: Any) -> int:
         """Call a function whose first argument is a 64-bit number that it writes."""

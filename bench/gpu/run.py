@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from moonpool.bench.gpu.driver import Driver, DriverError
+from moonpool.bench.gpu.driver import Driver
 from moonpool.bench.hardware.steps import Check, Result
 from moonpool.errors import MoonpoolError
 from moonpool.transfer_engine import TransportUnavailableError
@@ -70,9 +70,8 @@ class Run:
             body()
         except TransportUnavailableError as error:
             self.note(name, "skipped", detail=str(error))
-        except (MoonpoolError, DriverError) as error:
-            cause = getattr(error, "cause", "")
-            self.note(name, "failed", detail=f"{error}" + (f" ({cause})" if cause else ""))
+        except MoonpoolError as error:
+            self.note(name, "failed", detail=str(error))
 
     def pieces(self, seed: int) -> Iterator[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int]]:
         """Yield offsets here, offsets there and the length of pieces, at places in any order."""
