@@ -155,9 +155,10 @@ void CudaIpcLink::import(uint64_t key, Coming coming) {
       delete one;
       if (const auto link = weak.lock()) link->let_go(key);
     };
-    reached = ReachedPtr(new Reached{std::move(memory), coming.found.offset, coming.found.length, coming.slot,
-                                     coming.found.writable != 0, now_ns()},
-                         end);
+    reached = ReachedPtr(
+        new Reached{std::move(memory), coming.found.offset, coming.found.length, coming.slot,
+                    coming.found.writable != 0, cuda_ipc::is_device_of(*coming.here, coming.found.device), now_ns()},
+        end);
   }
   Todo todo;
   bool known = true;
@@ -195,6 +196,7 @@ mp_status CudaIpcLink::resolve_locked(const Desc &desc, bool write, Flight *flig
     flight->uses.emplace_back(desc.key, it->second);
     one = it->second.get();
     one->used_at = now_ns();
+    flight->within = flight->within && one->within;
   }
   if (desc.length == 0 || desc.length > one->length || desc.offset > one->length - desc.length) return MP_OUT_OF_RANGE;
   if (write && !one->writable) return MP_REGION_READ_ONLY;
@@ -203,7 +205,7 @@ mp_status CudaIpcLink::resolve_locked(const Desc &desc, bool write, Flight *flig
 }
 
 void CudaIpcLink::begin(const Work &work) {
-  const auto flight = std::make_shared<Flight>(Flight{work, {}, {}, {}});
+  const auto flight = std::make_shared<Flight>(Flight{work, {}, {}, {}, true});
   const Transfer &transfer = *work.transfer;
   const bool write = transfer.op == MP_WRITE;
   {
@@ -224,8 +226,9 @@ void CudaIpcLink::begin(const Work &work) {
   }
   if (flight->copies.empty()) return landed(*flight, {});
   engine_.staging.stager(transfer.device)
-      ->copy(cuda::Stager::kOnDevice, std::move(flight->copies),
-             [self = self(), flight](const Error &error) { self->landed(*flight, error); });
+      ->copy(
+          cuda::Stager::kOnDevice, std::move(flight->copies),
+          [self = self(), flight](const Error &error) { self->landed(*flight, error); }, flight->within);
 }
 
 // By the stager's thread.

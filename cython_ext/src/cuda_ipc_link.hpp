@@ -48,6 +48,7 @@ class CudaIpcLink final : public Link, public Handler, public std::enable_shared
     uint64_t length;
     uint32_t slot;
     bool writable;
+    bool within;  // on the device of the memory that it was imported for
     int64_t used_at;
   };
   using ReachedPtr = std::shared_ptr<Reached>;
@@ -70,6 +71,7 @@ class CudaIpcLink final : public Link, public Handler, public std::enable_shared
     std::vector<std::pair<uint64_t, ReachedPtr>> uses;
     std::vector<cuda::Copy> copies;
     std::vector<wire::FailedDesc> failed;
+    bool within = true;  // all of it stays on one device
   };
   // What a step under the lock leaves to do without it.
   struct Todo {

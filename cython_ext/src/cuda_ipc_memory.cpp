@@ -101,6 +101,12 @@ Error export_part(const cuda::DeviceMemory &memory, uint32_t part, Fd *fd, uint6
   return {};
 }
 
+bool is_device_of(const cuda::DeviceMemory &memory, const cuda::Uuid &device) {
+  cuda::Uuid uuid{};
+  return memory.driver().device_uuid(&uuid, memory.device()) == cuda::kSuccess &&
+         std::memcmp(&uuid, &device, sizeof uuid) == 0;
+}
+
 std::string why_not_visible(const cuda::Driver &driver, const cuda::Uuid &device) {
   int count = 0;
   if (driver.device_count(&count) != cuda::kSuccess) count = 0;

@@ -57,6 +57,8 @@ class Imported {
   std::vector<std::pair<cuda::Pointer, uint64_t>> mappings_;
 };
 
+// Whether it is the device of this memory.
+bool is_device_of(const cuda::DeviceMemory &memory, const cuda::Uuid &device);
 // "" when the device is one of those that this process sees.
 std::string why_not_visible(const cuda::Driver &driver, const cuda::Uuid &device);
 
