@@ -157,7 +157,8 @@ void CudaIpcLink::import(uint64_t key, Coming coming) {
     };
     reached = ReachedPtr(
         new Reached{std::move(memory), coming.found.offset, coming.found.length, coming.slot,
-                    coming.found.writable != 0, cuda_ipc::is_device_of(*coming.here, coming.found.device), now_ns()},
+                    coming.found.writable != 0,
+                    cuda_ipc::is_device_of(*coming.here, coming.found.device) ? coming.here->device() : -1, now_ns()},
         end);
   }
   Todo todo;
@@ -196,7 +197,7 @@ mp_status CudaIpcLink::resolve_locked(const Desc &desc, bool write, Flight *flig
     flight->uses.emplace_back(desc.key, it->second);
     one = it->second.get();
     one->used_at = now_ns();
-    flight->within = flight->within && one->within;
+    flight->within = flight->within && one->device == flight->work.transfer->device->device();
   }
   if (desc.length == 0 || desc.length > one->length || desc.offset > one->length - desc.length) return MP_OUT_OF_RANGE;
   if (write && !one->writable) return MP_REGION_READ_ONLY;
@@ -205,7 +206,7 @@ mp_status CudaIpcLink::resolve_locked(const Desc &desc, bool write, Flight *flig
 }
 
 void CudaIpcLink::begin(const Work &work) {
-  const auto flight = std::make_shared<Flight>(Flight{work, {}, {}, {}, true});
+  const auto flight = std::make_shared<Flight>(Flight{work, {}, {}, {}, true, {}});
   const Transfer &transfer = *work.transfer;
   const bool write = transfer.op == MP_WRITE;
   {
@@ -224,7 +225,10 @@ void CudaIpcLink::begin(const Work &work) {
       }
     }
   }
-  if (flight->copies.empty()) return landed(*flight, {});
+  for (const auto &[key, reached] : flight->uses) {
+    if (!flight->error) flight->error = reached->memory->let(*transfer.device);
+  }
+  if (flight->error || flight->copies.empty()) return landed(*flight, flight->error);
   engine_.staging.stager(transfer.device)
       ->copy(
           cuda::Stager::kOnDevice, std::move(flight->copies),

@@ -48,7 +48,7 @@ class CudaIpcLink final : public Link, public Handler, public std::enable_shared
     uint64_t length;
     uint32_t slot;
     bool writable;
-    bool within;  // on the device of the memory that it was imported for
+    int device;  // of this process, that it is memory of; -1: of another one
     int64_t used_at;
   };
   using ReachedPtr = std::shared_ptr<Reached>;
@@ -72,6 +72,7 @@ class CudaIpcLink final : public Link, public Handler, public std::enable_shared
     std::vector<cuda::Copy> copies;
     std::vector<wire::FailedDesc> failed;
     bool within = true;  // all of it stays on one device
+    Error error;         // why it was not begun
   };
   // What a step under the lock leaves to do without it.
   struct Todo {

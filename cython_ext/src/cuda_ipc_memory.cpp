@@ -185,8 +185,16 @@ Error Imported::map(const cuda::DeviceMemory &here, std::vector<Part> parts) {
     at += part.nbytes;
     part.fd.reset();
   }
+  return let(here);
+}
+
+Error Imported::let(const cuda::DeviceMemory &here) {
+  if (!mapped_) return {};
+  std::lock_guard lock(mutex_);
+  if (let_.count(here.device()) != 0) return {};
   const cuda::AccessDescription access{{kOnDevice, here.device()}, kReadWrite};
-  result = driver_.set_access(base_, reserved_bytes_, &access, 1);
+  const cuda::Result result = driver_.set_access(base_, reserved_bytes_, &access, 1);
+  if (result == cuda::kSuccess) let_.insert(here.device());
   if (result == cuda::kSuccess) return {};
   return call_error(driver_, result, "cuda:" + std::to_string(here.device()) + " gets no access to the peer's memory");
 }
