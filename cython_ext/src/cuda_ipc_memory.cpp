@@ -192,6 +192,8 @@ Error Imported::let(const cuda::DeviceMemory &here) {
   if (!mapped_) return {};
   std::lock_guard lock(mutex_);
   if (let_.count(here.device()) != 0) return {};
+  const cuda::ContextScope scope(driver_, here.context());
+  if (scope.result() != cuda::kSuccess) return unusable(here, scope.result());
   const cuda::AccessDescription access{{kOnDevice, here.device()}, kReadWrite};
   const cuda::Result result = driver_.set_access(base_, reserved_bytes_, &access, 1);
   if (result == cuda::kSuccess) let_.insert(here.device());
