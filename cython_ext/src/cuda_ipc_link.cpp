@@ -84,6 +84,12 @@ void CudaIpcLink::take(std::vector<Work> work) {
         continue;
       }
       std::vector<uint64_t> keys = keys_of(one);
+      if (keys.size() > kImportedMax / 2) {
+        Error cause = make_error(MP_TRANSPORT_UNAVAILABLE, "a transfer with more regions than are imported at a time",
+                                 "several transfers, or larger regions");
+        todo.elsewhere.emplace_back(std::move(one), here(std::move(cause)));
+        continue;
+      }
       for (const uint64_t key : keys) look_for_locked(key, *one.transfer, &todo);
       waiting_.push_back({std::move(one), std::move(keys)});
     }
@@ -193,7 +199,8 @@ mp_status CudaIpcLink::resolve_locked(const Desc &desc, bool write, Flight *flig
   Reached *one = used();
   if (one == nullptr) {
     const auto it = reached_.find(desc.key);
-    if (it == reached_.end() || !table_->begin_use(it->second->slot)) return MP_REGION_RELEASED;
+    if (it == reached_.end()) return MP_TRANSPORT_UNAVAILABLE;
+    if (!table_->begin_use(it->second->slot)) return MP_REGION_RELEASED;
     flight->uses.emplace_back(desc.key, it->second);
     one = it->second.get();
     one->used_at = now_ns();
@@ -215,6 +222,11 @@ void CudaIpcLink::begin(const Work &work) {
       const Desc &desc = transfer.descs[i];
       cuda::Pointer remote = 0;
       const mp_status status = resolve_locked(desc, write, flight.get(), &remote);
+      if (status == MP_TRANSPORT_UNAVAILABLE) {
+        // It has made room for others, or the peer has just withdrawn it: who owns it knows.
+        flight->error = here(make_error(status, "a region of the peer is not imported any more"));
+        break;
+      }
       if (status != MP_OK) {
         flight->failed.push_back({i - work.begin, static_cast<uint32_t>(status)});
       } else if (write) {

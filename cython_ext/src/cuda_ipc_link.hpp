@@ -41,6 +41,9 @@ class CudaIpcLink final : public Link, public Handler, public std::enable_shared
   void shutdown(const Error &cause, bool settled) override;
 
  private:
+  // Regions that are imported or on the way at a time; those used longest ago make room. Fewer than the peer has slots.
+  static constexpr size_t kImportedMax = 2048;
+  static_assert(kImportedMax < UseTable::kSlots);
   // A region of the peer that is imported. When the last copy is over and it is not wanted any more, the peer is told.
   struct Reached {
     std::shared_ptr<cuda_ipc::Imported> memory;
