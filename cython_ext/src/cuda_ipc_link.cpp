@@ -189,31 +189,36 @@ void CudaIpcLink::import(uint64_t key, Coming coming) {
 
 // ---------------------------------------------------------------- copies
 
-mp_status CudaIpcLink::resolve_locked(const Desc &desc, bool write, Flight *flight, cuda::Pointer *remote) {
-  const auto used = [&] {
-    for (auto it = flight->uses.rbegin(); it != flight->uses.rend(); ++it) {
-      if (it->first == desc.key) return it->second.get();
-    }
-    return static_cast<Reached *>(nullptr);
-  };
-  Reached *one = used();
-  if (one == nullptr) {
-    const auto it = reached_.find(desc.key);
+// MP_TRANSPORT_UNAVAILABLE: it is not imported any more.
+mp_status CudaIpcLink::use_locked(uint64_t key, Flight *flight) {
+  if (flight->last != nullptr && flight->last_key == key) return MP_OK;
+  auto use = flight->uses.find(key);
+  if (use == flight->uses.end()) {
+    const auto it = reached_.find(key);
     if (it == reached_.end()) return MP_TRANSPORT_UNAVAILABLE;
     if (!table_->begin_use(it->second->slot)) return MP_REGION_RELEASED;
-    flight->uses.emplace_back(desc.key, it->second);
-    one = it->second.get();
-    one->used_at = now_ns();
-    flight->within = flight->within && one->device == flight->work.transfer->device->device();
+    use = flight->uses.emplace(key, it->second).first;
+    use->second->used_at = now_ns();
+    flight->within = flight->within && use->second->device == flight->work.transfer->device->device();
   }
-  if (desc.length == 0 || desc.length > one->length || desc.offset > one->length - desc.length) return MP_OUT_OF_RANGE;
-  if (write && !one->writable) return MP_REGION_READ_ONLY;
-  *remote = one->memory->base() + one->offset + desc.offset;
+  flight->last = use->second.get();
+  flight->last_key = key;
+  return MP_OK;
+}
+
+mp_status CudaIpcLink::resolve_locked(const Desc &desc, bool write, Flight *flight, cuda::Pointer *remote) {
+  if (const mp_status status = use_locked(desc.key, flight); status != MP_OK) return status;
+  const Reached &region = *flight->last;
+  if (desc.length == 0 || desc.length > region.length || desc.offset > region.length - desc.length) {
+    return MP_OUT_OF_RANGE;
+  }
+  if (write && !region.writable) return MP_REGION_READ_ONLY;
+  *remote = region.memory->base() + region.offset + desc.offset;
   return MP_OK;
 }
 
 void CudaIpcLink::begin(const Work &work) {
-  const auto flight = std::make_shared<Flight>(Flight{work, {}, {}, {}, true, {}});
+  const auto flight = std::make_shared<Flight>(work);
   const Transfer &transfer = *work.transfer;
   const bool write = transfer.op == MP_WRITE;
   {
@@ -254,6 +259,7 @@ void CudaIpcLink::landed(Flight &flight, const Error &error) {
   for (const auto &[key, reached] : flight.uses) {
     if (!table_->end_use(reached->slot)) released.insert(key);
   }
+  flight.last = nullptr;
   flight.uses.clear();
   Error cause = error;
   if (!cause && hung_up()) {

@@ -70,8 +70,11 @@ class CudaIpcLink final : public Link, public Handler, public std::enable_shared
   };
   // What is being copied.
   struct Flight {
+    explicit Flight(Work whole) : work(std::move(whole)) {}
     Work work;
-    std::vector<std::pair<uint64_t, ReachedPtr>> uses;
+    std::unordered_map<uint64_t, ReachedPtr> uses;  // counted in the table
+    Reached *last = nullptr;                        // of them, for runs of one region
+    uint64_t last_key = 0;
     std::vector<cuda::Copy> copies;
     std::vector<wire::FailedDesc> failed;
     bool within = true;  // all of it stays on one device
@@ -108,6 +111,7 @@ class CudaIpcLink final : public Link, public Handler, public std::enable_shared
   void check_progress();
   void import(uint64_t key, Coming coming);
   void begin(const Work &work);
+  mp_status use_locked(uint64_t key, Flight *flight);
   mp_status resolve_locked(const Desc &desc, bool write, Flight *flight, cuda::Pointer *remote);
   void landed(Flight &flight, const Error &error);
   void let_go(uint64_t key);
