@@ -52,6 +52,7 @@ class Engine:
         rdma_traffic_class: int,
         rdma_pkey_index: int,
         rdma_registration_bytes_max: int,
+        cuda_staging: bool,
         cuda_staging_bytes: int,
     ) -> None: ...
     @property

@@ -108,7 +108,8 @@ cdef class Engine:
                  uint32_t regions_max, uint32_t peers_max, uint32_t notifications_max,
                  rdma_devices, uint32_t rdma_queue_pairs, uint32_t rdma_queue_pairs_max, uint32_t rdma_queue_depth,
                  uint32_t rdma_inline_bytes, uint32_t rdma_service_level, uint32_t rdma_traffic_class,
-                 uint32_t rdma_pkey_index, uint64_t rdma_registration_bytes_max, uint64_t cuda_staging_bytes):
+                 uint32_t rdma_pkey_index, uint64_t rdma_registration_bytes_max, bint cuda_staging,
+                 uint64_t cuda_staging_bytes):
         cdef mp_config config
         cdef uint8_t incarnation[16]
         cdef bytes name_text = encoded(name, "name", MP_CONFIG)
@@ -147,6 +148,7 @@ cdef class Engine:
         config.rdma_traffic_class = rdma_traffic_class
         config.rdma_pkey_index = rdma_pkey_index
         config.rdma_registration_bytes_max = rdma_registration_bytes_max
+        config.cuda_staging = cuda_staging
         config.cuda_staging_bytes = cuda_staging_bytes
         self.open(&config)
         self.process = getpid()

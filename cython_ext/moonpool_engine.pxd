@@ -99,6 +99,7 @@ cdef extern from "moonpool/engine.h" nogil:
         uint32_t rdma_traffic_class
         uint32_t rdma_pkey_index
         uint64_t rdma_registration_bytes_max
+        int32_t cuda_staging
         uint64_t cuda_staging_bytes
 
     void mp_config_init(mp_config *config)

@@ -49,6 +49,7 @@ class EngineOptions(TypedDict, total=False):
     rdma_traffic_class: int
     rdma_pkey_index: int
     rdma_registration_bytes_max: int | str | None
+    cuda_staging: bool
     cuda_staging_bytes: int | str
 
 
@@ -160,6 +161,11 @@ class EngineSettings:
         minimum=2 << 20,
         maximum=1 << 40,
     )
+    cuda_staging: bool = setting(
+        True,
+        "Whether memory of a GPU that neither a network adapter nor a copy between GPUs reaches passes through the "
+        "host. Without it that is an error: of its registration where there is RDMA, otherwise of the transfer.",
+    )
     cuda_staging_bytes: int = setting(
         64 << 20,
         "Pinned host memory for each GPU whose memory no network adapter and no peer reaches by itself, allocated at "
@@ -261,6 +267,7 @@ class EngineSettings:
             "rdma_traffic_class": self.rdma_traffic_class,
             "rdma_pkey_index": self.rdma_pkey_index,
             "rdma_registration_bytes_max": self.rdma_registration_bytes_max or 0,
+            "cuda_staging": self.cuda_staging,
             "cuda_staging_bytes": self.cuda_staging_bytes,
         }
 

@@ -62,6 +62,7 @@ void mp_config_init(mp_config *config) {
   config->abi_version = MP_ABI_VERSION;
   config->transports = "auto";
   config->spin_us = UINT32_MAX;
+  config->cuda_staging = 1;
   config->rdma_inline_bytes = UINT32_MAX;
 }
 

@@ -135,6 +135,7 @@ Error resolve_config(const mp_config &raw, const std::vector<std::unique_ptr<Tra
     config->secret.assign(reinterpret_cast<const char *>(raw.secret), raw.secret_bytes);
   }
   config->insecure = raw.insecure != 0;
+  config->cuda_staging = raw.cuda_staging != 0;
   if (Error error = choose_transports(raw, transports, config)) return error;
   const unsigned cpus = cpu_count();
   const uint32_t lanes = cpus >= 8 ? 4 : 2;

@@ -15,11 +15,12 @@ constexpr int kDmabufHandle = 1;  // CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
 constexpr int kDmabufSupported = 124;
 constexpr int kRdmaFlushOptions = 117;
 constexpr int kRdmaWritesOrdering = 118;
-constexpr int kFlushFromHost = 1;    // CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST
+constexpr int kFlushFromHost = 1;      // CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST
 constexpr int kOrderedForOwner = 100;  // CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER
 constexpr int kFlushCurrentContext = 0;
 
-constexpr uint64_t kGranularity = 2u << 20;  // that devices map memory in; what is mapped begins and ends at such bounds
+constexpr uint64_t kGranularity =
+    2u << 20;  // that devices map memory in; what is mapped begins and ends at such bounds
 
 uint64_t page_bytes() {
   static const auto bytes = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
@@ -32,7 +33,8 @@ int attribute(const Driver &driver, Device device, int which) {
 }
 
 Error unusable(const DeviceMemory &memory, Result result) {
-  return call_error(memory.driver(), result, "the context of cuda:" + std::to_string(memory.device()) + " is of no use");
+  return call_error(memory.driver(), result,
+                    "the context of cuda:" + std::to_string(memory.device()) + " is of no use");
 }
 
 }  // namespace
@@ -116,8 +118,8 @@ Error keep_in_order(const DeviceMemory &memory) {
 void WriteFlush::add(const std::shared_ptr<const DeviceMemory> &memory) {
   const Driver &driver = memory->driver();
   const Device device = memory->device();
-  const bool can = driver.flush_rdma_writes != nullptr &&
-                   (attribute(driver, device, kRdmaFlushOptions) & kFlushFromHost) != 0;
+  const bool can =
+      driver.flush_rdma_writes != nullptr && (attribute(driver, device, kRdmaFlushOptions) & kFlushFromHost) != 0;
   if (!can || attribute(driver, device, kRdmaWritesOrdering) >= kOrderedForOwner) return;
   std::lock_guard lock(mutex_);
   memories_[memory->context()].push_back(memory);
@@ -141,8 +143,8 @@ Error WriteFlush::flush() const {
     Result result = scope.result();
     if (result == kSuccess) result = driver.flush_rdma_writes(kFlushCurrentContext, kOrderedForOwner);
     if (result != kSuccess && !first) {
-      first = call_error(driver, result, "what a NIC wrote cannot be flushed to cuda:" +
-                                             std::to_string(memories.front()->device()));
+      first = call_error(driver, result,
+                         "what a NIC wrote cannot be flushed to cuda:" + std::to_string(memories.front()->device()));
     }
   }
   return first;

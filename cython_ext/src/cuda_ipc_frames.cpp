@@ -33,9 +33,7 @@ bool well_formed(const Found &found) {
 
 }  // namespace
 
-Request make_request(RequestType type, uint64_t key, uint32_t part) {
-  return {kRequestMagic, type, {}, part, 0, key};
-}
+Request make_request(RequestType type, uint64_t key, uint32_t part) { return {kRequestMagic, type, {}, part, 0, key}; }
 
 Decoded decode(std::string_view *in, Request *out) {
   if (in->size() < sizeof *out) return Decoded::kMore;

@@ -35,9 +35,9 @@ static_assert(sizeof(Request) == 24);
 Request make_request(RequestType type, uint64_t key, uint32_t part = 0);
 
 enum ResponseType : uint8_t {
-  kTable = 1,    // first, unasked: with the descriptor of the UseTable. `value` 1: the client may write
-  kFound = 2,    // Found, or why not
-  kPartIs = 3,   // with the part's descriptor: `bytes` long. Or why not
+  kTable = 1,   // first, unasked: with the descriptor of the UseTable. `value` 1: the client may write
+  kFound = 2,   // Found, or why not
+  kPartIs = 3,  // with the part's descriptor: `bytes` long. Or why not
 };
 
 struct ResponseHeader {

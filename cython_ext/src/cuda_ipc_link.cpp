@@ -144,7 +144,8 @@ void CudaIpcLink::import(uint64_t key, Coming coming) {
   Error error;
   auto memory = cuda_ipc::Imported::open(*coming.here, coming.found, std::move(coming.parts), &error);
   const bool there = memory != nullptr;
-  (there ? engine_.stats.regions_imported.fetch_add(1) : 0, there ? 0 : engine_.stats.regions_not_imported.fetch_add(1));
+  (there ? engine_.stats.regions_imported.fetch_add(1) : 0,
+   there ? 0 : engine_.stats.regions_not_imported.fetch_add(1));
   ReachedPtr reached;
   if (there) {
     const auto end = [weak = weak_from_this(), key, &stats = engine_.stats](const Reached *one) {
@@ -214,8 +215,8 @@ void CudaIpcLink::begin(const Work &work) {
       } else if (write) {
         flight->copies.push_back({remote, desc.local, desc.length});
       } else {
-        flight->copies.push_back({reinterpret_cast<cuda::Pointer>(desc.local), reinterpret_cast<uint8_t *>(remote),
-                                  desc.length});
+        flight->copies.push_back(
+            {reinterpret_cast<cuda::Pointer>(desc.local), reinterpret_cast<uint8_t *>(remote), desc.length});
       }
     }
   }
@@ -236,12 +237,14 @@ void CudaIpcLink::landed(Flight &flight, const Error &error) {
   Error cause = error;
   if (!cause && hung_up()) {
     // The memory may have gone with its owner, so the copy alone proves nothing.
-    cause = make_error(MP_PEER_LOST, "the peer ended while its memory was being used", "the next transfer connects again");
+    cause =
+        make_error(MP_PEER_LOST, "the peer ended while its memory was being used", "the next transfer connects again");
     usable_.store(false);
   }
   if (cause) return go_elsewhere(flight.work, here(cause));
   for (uint32_t i = 0; !released.empty() && i < flight.work.end - flight.work.begin; ++i) {
-    if (released.count(transfer.descs[flight.work.begin + i].key) != 0) flight.failed.push_back({i, MP_REGION_RELEASED});
+    if (released.count(transfer.descs[flight.work.begin + i].key) != 0)
+      flight.failed.push_back({i, MP_REGION_RELEASED});
   }
   std::sort(flight.failed.begin(), flight.failed.end(), [](const auto &a, const auto &b) { return a.desc < b.desc; });
   const auto same = [](const auto &a, const auto &b) { return a.desc == b.desc; };

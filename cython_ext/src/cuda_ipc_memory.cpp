@@ -10,16 +10,17 @@ namespace moonpool::cuda_ipc {
 
 namespace {
 
-constexpr int kPosixDescriptor = 1;        // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-constexpr int kOnDevice = 1;               // CU_MEM_LOCATION_TYPE_DEVICE
-constexpr int kReadWrite = 3;              // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-constexpr unsigned kLazyPeerAccess = 1;    // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+constexpr int kPosixDescriptor = 1;      // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+constexpr int kOnDevice = 1;             // CU_MEM_LOCATION_TYPE_DEVICE
+constexpr int kReadWrite = 3;            // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+constexpr unsigned kLazyPeerAccess = 1;  // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 constexpr char kHowToShare[] =
     "torch 2.5 or later shares what expandable_segments made; with cuMemCreate, ask for "
     "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR";
 
 Error unusable(const cuda::DeviceMemory &memory, cuda::Result result) {
-  return call_error(memory.driver(), result, "the context of cuda:" + std::to_string(memory.device()) + " is of no use");
+  return call_error(memory.driver(), result,
+                    "the context of cuda:" + std::to_string(memory.device()) + " is of no use");
 }
 
 // The allocation or mapped part that the address lies in.
@@ -148,7 +149,8 @@ std::shared_ptr<Imported> Imported::open_handle(const cuda::DeviceMemory &here, 
     made->base_ = 0;
     std::erase_if(imported(), [](const auto &one) { return one.second.expired(); });
     *error = call_error(here.driver(), result, "the driver does not open the peer's memory");
-    error->hint = "give both containers the host's IPC namespace (--ipc=host), and see whether the GPUs reach each other";
+    error->hint =
+        "give both containers the host's IPC namespace (--ipc=host), and see whether the GPUs reach each other";
     return nullptr;
   }
   entry = made;

@@ -44,7 +44,8 @@ class Imported {
   cuda::Pointer base() const { return base_; }
 
  private:
-  Imported(const cuda::DeviceMemory &here, bool mapped) : driver_(here.driver()), context_(here.context()), mapped_(mapped) {}
+  Imported(const cuda::DeviceMemory &here, bool mapped)
+      : driver_(here.driver()), context_(here.context()), mapped_(mapped) {}
   static std::shared_ptr<Imported> open_handle(const cuda::DeviceMemory &here, const Found &found, Error *error);
   Error map(const cuda::DeviceMemory &here, std::vector<Part> parts);
 

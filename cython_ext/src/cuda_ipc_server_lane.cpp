@@ -117,7 +117,8 @@ bool CudaIpcServerLane::settle(int64_t until) {
 }
 
 bool CudaIpcServerLane::in_use_locked() const {
-  return std::any_of(shared_.begin(), shared_.end(), [&](const auto &entry) { return table_->used(entry.second.slot); });
+  return std::any_of(shared_.begin(), shared_.end(),
+                     [&](const auto &entry) { return table_->used(entry.second.slot); });
 }
 
 // The client's end is closed: it is over, unless the process died in a copy.

@@ -44,6 +44,7 @@ struct Config {
   uint32_t regions_max = 0;
   uint32_t peers_max = 0;
   uint32_t notifications_max = 0;
+  bool cuda_staging = true;
   uint64_t cuda_staging_bytes = 0;
   RdmaConfig rdma;
 };

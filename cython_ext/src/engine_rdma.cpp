@@ -103,7 +103,7 @@ void Engine::make_room() {
   });
 }
 
-// A region that no device takes goes over other paths, unless RDMA is required.
+// A region that no device takes goes over other paths, unless RDMA is required, or those that a GPU's takes are off.
 Error Engine::register_rdma(Region &region) {
   if (rdma == nullptr || rdma->devices().empty()) return {};
   Error error = try_register_rdma(region);
@@ -111,12 +111,17 @@ Error Engine::register_rdma(Region &region) {
   stats.regions_not_registered.fetch_add(1);
   std::lock_guard lock(mutex_);
   registration_problem_ = error.message + (error.cause.empty() ? "" : ": " + error.cause);
-  return config.require == "rdma" ? error : Error{};
+  const bool needed = config.require == "rdma" || (region.device != nullptr && !config.cuda_staging);
+  return needed ? error : Error{};
 }
 
 Error Engine::try_register_rdma(Region &region) {
   std::shared_ptr<RdmaMemory> registrations;
   if (region.device != nullptr) {
+    if (region.device->managed()) {
+      return make_error(MP_TRANSPORT_UNAVAILABLE, "managed memory is not registered for RDMA",
+                        "cudaMalloc instead of cudaMallocManaged");
+    }
     if (Error error = cuda::keep_in_order(*region.device)) return error;
   }
   const RdmaMemory::Source source{region.base, region.length, region.writable(), region.device.get()};

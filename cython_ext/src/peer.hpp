@@ -64,6 +64,8 @@ class Peer : public std::enable_shared_from_this<Peer> {
   Id128 incarnation() const;
   // A port of this engine went up or down: asks again for the paths that were not possible.
   void reconsider_paths();
+  // Why cheaper paths are not used.
+  std::string fallback() const;
   // Whether a region is announced.
   bool knows(uint64_t key) const;
   std::vector<SocketAddress> resolved() const { return resolved_; }

@@ -307,6 +307,11 @@ const Peer::Path *Peer::current_path_locked() const {
   return only == paths_.end() ? nullptr : &*only;
 }
 
+std::string Peer::fallback() const {
+  std::lock_guard lock(mutex_);
+  return fallback_locked();
+}
+
 // Why the paths are not used that would be cheaper than the one in use.
 std::string Peer::fallback_locked() const {
   const Path *const current = current_path_locked();

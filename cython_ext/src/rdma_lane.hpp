@@ -138,7 +138,7 @@ class RdmaLane final : public Lane {
   std::vector<ibv_send_wr> requests_;
   std::vector<ibv_sge> pieces_;
   std::array<bool, kChainMax> of_gpu_{};  // of each request: it names memory that no processor may touch
-  std::vector<uint64_t> zero_based_;  // the piece's address for the device; pieces_ has it for the processor
+  std::vector<uint64_t> zero_based_;      // the piece's address for the device; pieces_ has it for the processor
 };
 
 }  // namespace moonpool

@@ -100,8 +100,8 @@ const RdmaLane::Local *RdmaLane::find_local_locked(const Frame &frame, const Des
     if (begin < region->base || end > region->base + region->length) continue;
     const std::shared_ptr<RdmaMemory> memory = region->rdma();
     if (memory == nullptr) continue;
-    local_ = {region->base, region->base + region->length, memory->piece_bytes(), memory->start(),
-              region->device != nullptr, memory->local_keys(rail_->device_index)};
+    local_ = {region->base,    region->base + region->length, memory->piece_bytes(),
+              memory->start(), region->device != nullptr,     memory->local_keys(rail_->device_index)};
     if (!local_.keys.empty()) return &local_;
   }
   local_ = {};

@@ -121,6 +121,12 @@ void StagedRun::begin(const std::shared_ptr<Transfer> &transfer) {
 
 void StagedRun::adopt(const Work &work) {
   const std::shared_ptr<Transfer> &transfer = work.transfer;
+  if (!transfer->peer->engine().config.cuda_staging) {
+    Error error = make_error(MP_TRANSPORT_UNAVAILABLE, "no path reaches the memory of the GPU by itself",
+                             "cuda_staging=True lets it pass through the host");
+    error.cause = transfer->peer->fallback();
+    return transfer->descs_failed(work.begin, work.end, transfer->peer->describe(std::move(error), ""));
+  }
   // What comes back in several parts is one run, so that a stop finds all of it.
   auto run = std::dynamic_pointer_cast<StagedRun>(transfer->carrier());
   if (run == nullptr) {

@@ -50,7 +50,7 @@ class StagedRun final : public Carrier, public std::enable_shared_from_this<Stag
   std::atomic<const char *> path_{"tcp"};
   std::mutex mutex_;
   std::deque<std::pair<uint32_t, uint32_t>> rest_;  // descriptors that no piece has yet: from, and to before
-  bool waiting_ = false;  // for pinned memory
+  bool waiting_ = false;                            // for pinned memory
   std::unordered_set<std::shared_ptr<StagedPiece>> pieces_;
 };
 

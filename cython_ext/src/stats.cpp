@@ -10,7 +10,11 @@ namespace moonpool {
 void Stats::count_transfer(const Transfer &transfer, const char *path_name, mp_transfer_state state) {
   constexpr auto relaxed = std::memory_order_relaxed;
   const std::string name = path_name;
-  PathCounters &path = name == "local" ? local : name == "shm" ? shm : name == "cuda_ipc" ? cuda_ipc : name == "rdma" ? rdma : tcp;
+  PathCounters &path = name == "local"      ? local
+                       : name == "shm"      ? shm
+                       : name == "cuda_ipc" ? cuda_ipc
+                       : name == "rdma"     ? rdma
+                                            : tcp;
   path.transfers.fetch_add(1, relaxed);
   switch (state) {
     case MP_COMPLETED:
@@ -109,7 +113,8 @@ std::string rails_json(const Engine &engine) {
                   .field("gid", gid_text(state.gid))
                   .raw("gid_index", gid_is_null(state.gid) ? "null" : std::to_string(state.gid_index))
                   .field("reason", state.reason)
-                  .raw("numa_node", rail->device->place.numa_node < 0 ? "null" : std::to_string(rail->device->place.numa_node))
+                  .raw("numa_node",
+                       rail->device->place.numa_node < 0 ? "null" : std::to_string(rail->device->place.numa_node))
                   .field("queue_pairs", gauge(rail->queue_pairs))
                   .field("read_bytes", rail->read_bytes)
                   .field("written_bytes", rail->written_bytes)

@@ -29,7 +29,7 @@ struct Stats {
   std::atomic<uint64_t> regions_not_mapped{0};
   std::atomic<uint64_t> regions_not_imported{0};
   std::atomic<int64_t> regions_imported{0};
-  std::atomic<uint64_t> regions_not_registered{0};  // with RDMA devices
+  std::atomic<uint64_t> regions_not_registered{0};              // with RDMA devices
   std::atomic<uint64_t> regions_dmabuf{0}, regions_peermem{0};  // memory of GPUs that they took
   std::atomic<uint64_t> gpu_flushes_failed{0};
   std::atomic<int64_t> lanes{0}, server_lanes{0}, handshakes_pending{0}, regions_mapped{0};

@@ -4,24 +4,25 @@
 from __future__ import annotations
 
 import hashlib
-import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-
 from cuda_testing.owner import Owner
-from cuda_testing.virtual import VirtualMemory
 from engine_testing.leaks import eventually
 from engine_testing.patterns import pattern
-from fake_cuda import DeviceMemory, FakeCuda
-from moonpool.transfer_engine import MoonpoolError, Peer, PeerState, Region, Status, TransferEngine
+from engine_testing.places import why_no_unshare
+from fake_cuda import FakeCuda
+
+from moonpool.transfer_engine import MoonpoolError, PeerState, Region, TransferEngine
 
 from .conftest import OpenEngine
 
 SIZE = 5 * (1 << 20) + 4321
 AUTO = "shm,cuda_ipc,tcp"
+_NAMESPACE = ("--pid", "--fork", "--kill-child")
+_WHY_NO_NAMESPACE = why_no_unshare(*_NAMESPACE)
 
 
 @pytest.fixture
@@ -46,7 +47,9 @@ class Here:
         self.cuda.poke(self.region.address, value)
 
 
-def open_here(open_cuda_engine: OpenEngine, cuda: FakeCuda, nbytes: int = SIZE, **options: object) -> tuple[TransferEngine, Here]:
+def open_here(
+    open_cuda_engine: OpenEngine, cuda: FakeCuda, nbytes: int = SIZE, **options: object
+) -> tuple[TransferEngine, Here]:
     engine = open_cuda_engine("client", **{"transports": AUTO, "listen": None, **options})
     memory = cuda.memory(bytes(nbytes))
     return engine, Here(cuda, engine.register(memory))
@@ -79,7 +82,7 @@ def test_every_byte_goes_both_ways(
     here.bytes = pattern(SIZE, 2)
     engine.write(peer, here.region, remote).wait()
     assert owner.ask("digest", name="kv") == hashlib.blake2b(pattern(SIZE, 2)).hexdigest()
-    assert paths(engine) == {"cuda_ipc": 2}
+    assert paths(engine) == {"cuda_ipc": 2}, peer.fallback
     assert engine.stats()["regions_imported"] == 1
 
 
@@ -170,7 +173,7 @@ def test_the_death_of_the_owner_is_no_wrong_byte_and_leaves_nothing(
             engine.read(peer, here.region, remote).wait()
             with cuda.held():
                 moving = engine.read(peer, here.region, remote)
-                assert not moving.done
+                assert not moving.done()
                 owner.kill()
                 assert eventually(lambda peer=peer: peer.state is not PeerState.READY)
             with pytest.raises(MoonpoolError) as caught:
@@ -246,6 +249,51 @@ def test_memory_that_cannot_be_shared_is_staged_and_says_why(
     assert set(paths(engine)) == {"tcp"}
     assert "cuda_ipc: the driver does not open the peer's memory: CUDA_ERROR_MAP_FAILED" in peer.fallback
     assert engine.stats()["regions_not_imported"] == 1
+
+
+def test_mapped_memory_without_descriptors_is_staged_and_says_why(
+    owner: Owner, cuda: FakeCuda, open_cuda_engine: OpenEngine
+) -> None:
+    engine, here = open_here(open_cuda_engine, cuda)
+    owner.ask("add", name="kv", nbytes=SIZE, seed=1, parts=3, shareable=False)
+    peer = engine.connect(owner.address)
+    engine.read(peer, here.region, peer.regions.wait("kv", 60.0)).wait()
+    assert here.bytes == pattern(SIZE, 1)
+    assert "cuda_ipc: memory that was allocated without a descriptor cannot be shared" in peer.fallback
+    assert set(paths(engine)) == {"tcp"}
+
+
+@pytest.mark.skipif(bool(_WHY_NO_NAMESPACE), reason=_WHY_NO_NAMESPACE)
+@pytest.mark.parametrize("parts", [0, 3], ids=["allocated", "mapped"])
+def test_between_containers_that_do_not_see_each_others_processes(
+    cuda: FakeCuda, open_cuda_engine: OpenEngine, parts: int
+) -> None:
+    """The driver's handles name a process there; descriptors do not."""
+    engine, here = open_here(open_cuda_engine, cuda)
+    with Owner(before=("unshare", *_NAMESPACE), transports=AUTO) as owner:
+        owner.ask("add", name="kv", nbytes=SIZE, seed=1, parts=parts)
+        peer = engine.connect(owner.address)
+        remote = peer.regions.wait("kv", 60.0)
+        engine.read(peer, here.region, remote).wait()
+        assert here.bytes == pattern(SIZE, 1)
+        here.bytes = pattern(SIZE, 2)
+        engine.write(peer, here.region, remote).wait()
+        assert owner.ask("digest", name="kv") == hashlib.blake2b(pattern(SIZE, 2)).hexdigest()
+        assert paths(engine) == {"cuda_ipc" if parts else "tcp": 2}, peer.fallback
+        assert ("cuda_ipc: the driver does not open the peer's memory" in peer.fallback) == (not parts)
+
+
+def test_without_staging_it_is_an_error_that_says_why(
+    owner: Owner, cuda: FakeCuda, open_cuda_engine: OpenEngine
+) -> None:
+    engine, here = open_here(open_cuda_engine, cuda, cuda_staging=False)
+    owner.ask("add", name="kv", nbytes=SIZE, seed=1)
+    peer = engine.connect(owner.address)
+    cuda.set("fail=cuIpcOpenMemHandle_v2:1:205")
+    with pytest.raises(MoonpoolError) as caught:
+        engine.read(peer, here.region, peer.regions.wait("kv", 60.0)).wait()
+    assert caught.value.code == "TRANSPORT_UNAVAILABLE"
+    assert "CUDA_ERROR_MAP_FAILED" in text_of(caught.value)
 
 
 def test_under_require_that_is_an_error(owner: Owner, cuda: FakeCuda, open_cuda_engine: OpenEngine) -> None:

@@ -9,12 +9,13 @@ import os
 import sys
 from typing import Any
 
-from cuda_testing.virtual import PART_BYTES, VirtualMemory
 from engine_testing.fixtures import PATIENT
 from engine_testing.obeying import obey
 from engine_testing.patterns import pattern
 from engine_testing.processes import Program
 from fake_cuda import DeviceMemory, FakeCuda, library
+
+from cuda_testing.virtual import PART_BYTES, VirtualMemory
 from moonpool.transfer_engine import Peer, Region, Transfer, TransferEngine
 
 __all__ = ["Owner"]
@@ -46,12 +47,21 @@ class Commands:
         self.peer: Peer | None = None
         self.transfer: Transfer | None = None
 
-    def add(self, name: str, nbytes: int, seed: int = 0, offset: int = 0, parts: int = 0, writable: bool = True) -> int:
+    def add(
+        self,
+        name: str,
+        nbytes: int,
+        seed: int = 0,
+        offset: int = 0,
+        parts: int = 0,
+        writable: bool = True,
+        shareable: bool = True,
+    ) -> int:
         """Register `nbytes` from `offset` on of memory of their own, filled with the pattern; return the address."""
         memory: DeviceMemory | VirtualMemory
         if parts:
             assert parts * PART_BYTES >= offset + nbytes
-            memory = VirtualMemory(self.cuda, parts)
+            memory = VirtualMemory(self.cuda, parts, shareable=shareable)
         else:
             memory = DeviceMemory(self.cuda.alloc(offset + nbytes), offset + nbytes)
         self.cuda.poke(memory.address + offset, pattern(nbytes, seed))

@@ -33,12 +33,22 @@ class _Access(ctypes.Structure):
 class VirtualMemory:
     """`parts` allocations of 2 MiB, one after the other, at the beginning of a reservation.
 
+    Other processes may have them if they are `shareable`.
+
     Attributes:
         address: where it is.
         nbytes: how much of it is mapped.
     """
 
-    def __init__(self, cuda: FakeCuda, parts: int, reserved_parts: int | None = None, device: int = 0) -> None:
+    def __init__(
+        self,
+        cuda: FakeCuda,
+        parts: int,
+        reserved_parts: int | None = None,
+        device: int = 0,
+        *,
+        shareable: bool = False,
+    ) -> None:
         self._cuda = cuda
         self._reserved = (reserved_parts or parts) * PART_BYTES
         self._handles: list[int] = []
@@ -46,7 +56,7 @@ class VirtualMemory:
         address = ctypes.c_uint64()
         cuda.call("cuMemAddressReserve", ctypes.byref(address), self._reserved, 0, 0, 0)
         self.address = address.value
-        properties = _Properties(1, 0, 1, device, None, (ctypes.c_uint8 * 8)())
+        properties = _Properties(1, int(shareable), 1, device, None, (ctypes.c_uint8 * 8)())
         for part in range(parts):
             handle = ctypes.c_uint64()
             cuda.call("cuMemCreate", ctypes.byref(handle), PART_BYTES, ctypes.byref(properties), 0)

@@ -108,6 +108,9 @@ typedef struct mp_config {
   uint32_t rdma_traffic_class; /* 0 to 255; DSCP in its upper six bits */
   uint32_t rdma_pkey_index;    /* in the port's table of partition keys */
   uint64_t rdma_registration_bytes_max; /* larger memory is registered in pieces; 0: what the devices allow */
+  int32_t cuda_staging; /* 1 (default): memory of a GPU that neither a network adapter nor this process's copies between
+                         * GPUs reach passes through the host. 0: that is an error, of its registration where there is
+                         * RDMA, otherwise of the transfer */
   uint64_t cuda_staging_bytes; /* pinned memory for each GPU whose memory passes through the host; made at the first
                                 * such transfer. 0: 64 MiB. 4 MiB to 16 GiB */
 } mp_config;
