@@ -127,6 +127,27 @@ def test_a_region_is_imported_once_and_given_back(owner: Owner, cuda: FakeCuda, 
     assert caught.value.code in ("REGION_RELEASED", "REGION_UNKNOWN"), text_of(caught.value)
 
 
+def test_more_regions_than_are_kept_make_room_for_each_other(
+    owner: Owner, cuda: FakeCuda, open_cuda_engine: OpenEngine
+) -> None:
+    engine, here = open_here(open_cuda_engine, cuda)
+    count, nbytes = 2300, 256
+    owner.ask("add_many", count=count, nbytes=nbytes)
+    peer = engine.connect(owner.address)
+    peer.regions.wait(str(count - 1), 60.0)
+    there = [peer.regions[str(index)] for index in range(count)]
+    for first in range(0, count, 100):
+        batch = range(first, min(first + 100, count))
+        engine.read(peer, [(here.region, index * nbytes, there[index], 0, nbytes) for index in batch]).wait()
+    assert here.content[: count * nbytes] == pattern(count * nbytes)
+    assert engine.stats()["regions_imported"] <= 2048
+    assert cuda.alive("imports") == 1, "they are of one allocation"
+    here.content = bytes(SIZE)
+    engine.read(peer, here.region, there[0], 0, 0, nbytes).wait()
+    assert here.content[:nbytes] == pattern(count * nbytes)[:nbytes]
+    assert list(paths(engine)) == ["cuda_ipc"], peer.fallback
+
+
 def test_memory_that_was_freed_and_came_back_is_another_region(
     owner: Owner, cuda: FakeCuda, open_cuda_engine: OpenEngine
 ) -> None:
