@@ -60,8 +60,8 @@ void Stager::want_slot(Use use, Ready ready) {
   ready({}, closed_error());
 }
 
-void Stager::copy(Direction direction, std::vector<Copy> copies, Done done) {
-  Job job{direction, std::move(copies), std::move(done), 0, nullptr, false, {}};
+void Stager::copy(Direction direction, std::vector<Copy> copies, Done done, bool within) {
+  Job job{direction, std::move(copies), std::move(done), 0, nullptr, false, {}, within};
   for (const Copy &one : job.copies) job.nbytes += one.nbytes;
   {
     std::lock_guard lock(mutex_);
@@ -264,8 +264,7 @@ Result Stager::issue(Job &job, bool *begun) {
     const bool to_host = job.direction == kToHost;
     pieces[i] = {to_host ? host : one.device, to_host ? one.device : host, one.nbytes};
   }
-  // Between devices the other side is a peer's, and may be another device.
-  const Reach reach = job.direction == kOnDevice ? Reach::kAnywhere : Reach::kHost;
+  const Reach reach = job.direction != kOnDevice ? Reach::kHost : job.within ? Reach::kWithinDevice : Reach::kAnywhere;
   return copier_->enqueue(std::move(pieces), reach, streams_[job.direction], begun);
 }
 

@@ -79,7 +79,8 @@ class Stager : public std::enable_shared_from_this<Stager> {
   // `ready` is called once, on the stager's thread, in the order of the calls. It must not block.
   void want_slot(Use use, Ready ready);
   // The same with `done`, after the last byte has been copied or none is going to be any more.
-  void copy(Direction direction, std::vector<Copy> copies, Done done);
+  // within: between memories of this device, and not of another one.
+  void copy(Direction direction, std::vector<Copy> copies, Done done, bool within = false);
   // `done` is called when everything that was queued on the stream so far has ended.
   Error after_stream(uint64_t stream, std::function<bool()> given_up, Done done);
 
@@ -98,6 +99,7 @@ class Stager : public std::enable_shared_from_this<Stager> {
     Event event = nullptr;
     bool recorded = false;  // the event says when it has ended
     Error error;            // although part of it is under way
+    bool within = false;
   };
   struct Gate {
     Event event;
