@@ -84,6 +84,12 @@ void CudaIpcLink::take(std::vector<Work> work) {
         continue;
       }
       std::vector<uint64_t> keys = keys_of(one);
+      if (keys.size() > kImportedMax / 2) {
+        Error cause = make_error(MP_TRANSPORT_UNAVAILABLE, "a transfer with more regions than are imported at a time",
+                                 "several transfers, or larger regions");
+        todo.elsewhere.emplace_back(std::move(one), here(std::move(cause)));
+        continue;
+      }
       for (const uint64_t key : keys) look_for_locked(key, *one.transfer, &todo);
       waiting_.push_back({std::move(one), std::move(keys)});
     }
@@ -119,7 +125,9 @@ void CudaIpcLink::region_gone(uint64_t key) {
 // The last user of a region is gone. Under no lock of this link.
 void CudaIpcLink::let_go(uint64_t key) {
   std::lock_guard lock(mutex_);
-  if (!ended_) send_locked(cuda_ipc::make_request(cuda_ipc::kDrop, key));
+  // It may have been asked for again and refused, because the peer did not know yet.
+  refused_.erase(key);
+  send_locked(cuda_ipc::make_request(cuda_ipc::kDrop, key));
 }
 
 void CudaIpcLink::run(Todo todo) {
@@ -153,9 +161,11 @@ void CudaIpcLink::import(uint64_t key, Coming coming) {
       delete one;
       if (const auto link = weak.lock()) link->let_go(key);
     };
-    reached = ReachedPtr(new Reached{std::move(memory), coming.found.offset, coming.found.length, coming.slot,
-                                     coming.found.writable != 0, now_ns()},
-                         end);
+    reached = ReachedPtr(
+        new Reached{std::move(memory), coming.found.offset, coming.found.length, coming.slot,
+                    coming.found.writable != 0,
+                    cuda_ipc::is_device_of(*coming.here, coming.found.device) ? coming.here->device() : -1, now_ns()},
+        end);
   }
   Todo todo;
   bool known = true;
@@ -179,29 +189,36 @@ void CudaIpcLink::import(uint64_t key, Coming coming) {
 
 // ---------------------------------------------------------------- copies
 
-mp_status CudaIpcLink::resolve_locked(const Desc &desc, bool write, Flight *flight, cuda::Pointer *remote) {
-  const auto used = [&] {
-    for (auto it = flight->uses.rbegin(); it != flight->uses.rend(); ++it) {
-      if (it->first == desc.key) return it->second.get();
-    }
-    return static_cast<Reached *>(nullptr);
-  };
-  Reached *one = used();
-  if (one == nullptr) {
-    const auto it = reached_.find(desc.key);
-    if (it == reached_.end() || !table_->begin_use(it->second->slot)) return MP_REGION_RELEASED;
-    flight->uses.emplace_back(desc.key, it->second);
-    one = it->second.get();
-    one->used_at = now_ns();
+// MP_TRANSPORT_UNAVAILABLE: it is not imported any more.
+mp_status CudaIpcLink::use_locked(uint64_t key, Flight *flight) {
+  if (flight->last != nullptr && flight->last_key == key) return MP_OK;
+  auto use = flight->uses.find(key);
+  if (use == flight->uses.end()) {
+    const auto it = reached_.find(key);
+    if (it == reached_.end()) return MP_TRANSPORT_UNAVAILABLE;
+    if (!table_->begin_use(it->second->slot)) return MP_REGION_RELEASED;
+    use = flight->uses.emplace(key, it->second).first;
+    use->second->used_at = now_ns();
+    flight->within = flight->within && use->second->device == flight->work.transfer->device->device();
   }
-  if (desc.length == 0 || desc.length > one->length || desc.offset > one->length - desc.length) return MP_OUT_OF_RANGE;
-  if (write && !one->writable) return MP_REGION_READ_ONLY;
-  *remote = one->memory->base() + one->offset + desc.offset;
+  flight->last = use->second.get();
+  flight->last_key = key;
+  return MP_OK;
+}
+
+mp_status CudaIpcLink::resolve_locked(const Desc &desc, bool write, Flight *flight, cuda::Pointer *remote) {
+  if (const mp_status status = use_locked(desc.key, flight); status != MP_OK) return status;
+  const Reached &region = *flight->last;
+  if (desc.length == 0 || desc.length > region.length || desc.offset > region.length - desc.length) {
+    return MP_OUT_OF_RANGE;
+  }
+  if (write && !region.writable) return MP_REGION_READ_ONLY;
+  *remote = region.memory->base() + region.offset + desc.offset;
   return MP_OK;
 }
 
 void CudaIpcLink::begin(const Work &work) {
-  const auto flight = std::make_shared<Flight>(Flight{work, {}, {}, {}});
+  const auto flight = std::make_shared<Flight>(work);
   const Transfer &transfer = *work.transfer;
   const bool write = transfer.op == MP_WRITE;
   {
@@ -210,6 +227,11 @@ void CudaIpcLink::begin(const Work &work) {
       const Desc &desc = transfer.descs[i];
       cuda::Pointer remote = 0;
       const mp_status status = resolve_locked(desc, write, flight.get(), &remote);
+      if (status == MP_TRANSPORT_UNAVAILABLE) {
+        // It has made room for others, or the peer has just withdrawn it: who owns it knows.
+        flight->error = here(make_error(status, "a region of the peer is not imported any more"));
+        break;
+      }
       if (status != MP_OK) {
         flight->failed.push_back({i - work.begin, static_cast<uint32_t>(status)});
       } else if (write) {
@@ -220,10 +242,14 @@ void CudaIpcLink::begin(const Work &work) {
       }
     }
   }
-  if (flight->copies.empty()) return landed(*flight, {});
+  for (const auto &[key, reached] : flight->uses) {
+    if (!flight->error) flight->error = reached->memory->let(*transfer.device);
+  }
+  if (flight->error || flight->copies.empty()) return landed(*flight, flight->error);
   engine_.staging.stager(transfer.device)
-      ->copy(cuda::Stager::kOnDevice, std::move(flight->copies),
-             [self = self(), flight](const Error &error) { self->landed(*flight, error); });
+      ->copy(
+          cuda::Stager::kOnDevice, std::move(flight->copies),
+          [self = self(), flight](const Error &error) { self->landed(*flight, error); }, flight->within);
 }
 
 // By the stager's thread.
@@ -233,6 +259,7 @@ void CudaIpcLink::landed(Flight &flight, const Error &error) {
   for (const auto &[key, reached] : flight.uses) {
     if (!table_->end_use(reached->slot)) released.insert(key);
   }
+  flight.last = nullptr;
   flight.uses.clear();
   Error cause = error;
   if (!cause && hung_up()) {

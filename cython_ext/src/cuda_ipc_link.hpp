@@ -41,6 +41,9 @@ class CudaIpcLink final : public Link, public Handler, public std::enable_shared
   void shutdown(const Error &cause, bool settled) override;
 
  private:
+  // Regions that are imported or on the way at a time; those used longest ago make room. Fewer than the peer has slots.
+  static constexpr size_t kImportedMax = 2048;
+  static_assert(kImportedMax < UseTable::kSlots);
   // A region of the peer that is imported. When the last copy is over and it is not wanted any more, the peer is told.
   struct Reached {
     std::shared_ptr<cuda_ipc::Imported> memory;
@@ -48,6 +51,7 @@ class CudaIpcLink final : public Link, public Handler, public std::enable_shared
     uint64_t length;
     uint32_t slot;
     bool writable;
+    int device;  // of this process, that it is memory of; -1: of another one
     int64_t used_at;
   };
   using ReachedPtr = std::shared_ptr<Reached>;
@@ -66,10 +70,15 @@ class CudaIpcLink final : public Link, public Handler, public std::enable_shared
   };
   // What is being copied.
   struct Flight {
+    explicit Flight(Work whole) : work(std::move(whole)) {}
     Work work;
-    std::vector<std::pair<uint64_t, ReachedPtr>> uses;
+    std::unordered_map<uint64_t, ReachedPtr> uses;  // counted in the table
+    Reached *last = nullptr;                        // of them, for runs of one region
+    uint64_t last_key = 0;
     std::vector<cuda::Copy> copies;
     std::vector<wire::FailedDesc> failed;
+    bool within = true;  // all of it stays on one device
+    Error error;         // why it was not begun
   };
   // What a step under the lock leaves to do without it.
   struct Todo {
@@ -102,6 +111,7 @@ class CudaIpcLink final : public Link, public Handler, public std::enable_shared
   void check_progress();
   void import(uint64_t key, Coming coming);
   void begin(const Work &work);
+  mp_status use_locked(uint64_t key, Flight *flight);
   mp_status resolve_locked(const Desc &desc, bool write, Flight *flight, cuda::Pointer *remote);
   void landed(Flight &flight, const Error &error);
   void let_go(uint64_t key);

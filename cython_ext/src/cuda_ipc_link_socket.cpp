@@ -20,9 +20,6 @@ constexpr size_t kRefusedMax = 65536;
 constexpr size_t kDescriptorsMax = 64;
 // Parts of one region that are asked for before the first has come: so many descriptors are under way at most.
 constexpr uint32_t kPartsInFlight = 16;
-// Regions that are imported or on the way at a time; those used longest ago make room. Fewer than the peer has slots.
-constexpr size_t kImportedMax = 2048;
-static_assert(kImportedMax < UseTable::kSlots);
 
 }  // namespace
 

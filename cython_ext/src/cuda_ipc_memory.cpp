@@ -101,6 +101,12 @@ Error export_part(const cuda::DeviceMemory &memory, uint32_t part, Fd *fd, uint6
   return {};
 }
 
+bool is_device_of(const cuda::DeviceMemory &memory, const cuda::Uuid &device) {
+  cuda::Uuid uuid{};
+  return memory.driver().device_uuid(&uuid, memory.device()) == cuda::kSuccess &&
+         std::memcmp(&uuid, &device, sizeof uuid) == 0;
+}
+
 std::string why_not_visible(const cuda::Driver &driver, const cuda::Uuid &device) {
   int count = 0;
   if (driver.device_count(&count) != cuda::kSuccess) count = 0;
@@ -179,8 +185,18 @@ Error Imported::map(const cuda::DeviceMemory &here, std::vector<Part> parts) {
     at += part.nbytes;
     part.fd.reset();
   }
+  return let(here);
+}
+
+Error Imported::let(const cuda::DeviceMemory &here) {
+  if (!mapped_) return {};
+  std::lock_guard lock(mutex_);
+  if (let_.count(here.device()) != 0) return {};
+  const cuda::ContextScope scope(driver_, here.context());
+  if (scope.result() != cuda::kSuccess) return unusable(here, scope.result());
   const cuda::AccessDescription access{{kOnDevice, here.device()}, kReadWrite};
-  result = driver_.set_access(base_, reserved_bytes_, &access, 1);
+  const cuda::Result result = driver_.set_access(base_, reserved_bytes_, &access, 1);
+  if (result == cuda::kSuccess) let_.insert(here.device());
   if (result == cuda::kSuccess) return {};
   return call_error(driver_, result, "cuda:" + std::to_string(here.device()) + " gets no access to the peer's memory");
 }

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -40,6 +42,9 @@ class Imported {
   Imported(const Imported &) = delete;
   Imported &operator=(const Imported &) = delete;
 
+  // Lets the device of this memory at it too, where it needs to be let.
+  Error let(const cuda::DeviceMemory &here);
+
   // Of the allocation, or of the first part.
   cuda::Pointer base() const { return base_; }
 
@@ -55,8 +60,12 @@ class Imported {
   cuda::Pointer base_ = 0;
   uint64_t reserved_bytes_ = 0;
   std::vector<std::pair<cuda::Pointer, uint64_t>> mappings_;
+  std::mutex mutex_;
+  std::set<cuda::Device> let_;  // devices, for mapped parts
 };
 
+// Whether it is the device of this memory.
+bool is_device_of(const cuda::DeviceMemory &memory, const cuda::Uuid &device);
 // "" when the device is one of those that this process sees.
 std::string why_not_visible(const cuda::Driver &driver, const cuda::Uuid &device);
 

@@ -39,11 +39,11 @@ class Here:
     region: Region
 
     @property
-    def bytes(self) -> bytes:
+    def content(self) -> bytes:
         return self.cuda.peek(self.region.address, self.region.nbytes)
 
-    @bytes.setter
-    def bytes(self, value: bytes) -> None:
+    @content.setter
+    def content(self, value: bytes) -> None:
         self.cuda.poke(self.region.address, value)
 
 
@@ -78,8 +78,8 @@ def test_every_byte_goes_both_ways(
     peer = engine.connect(owner.address)
     remote = peer.regions.wait("kv", 60.0)
     engine.read(peer, here.region, remote).wait()
-    assert here.bytes == pattern(SIZE, 1)
-    here.bytes = pattern(SIZE, 2)
+    assert here.content == pattern(SIZE, 1)
+    here.content = pattern(SIZE, 2)
     engine.write(peer, here.region, remote).wait()
     assert owner.ask("digest", name="kv") == hashlib.blake2b(pattern(SIZE, 2)).hexdigest()
     assert paths(engine) == {"cuda_ipc": 2}, peer.fallback
@@ -97,13 +97,13 @@ def test_scattered_pieces_take_a_few_calls_of_the_driver(
     source, piece = pattern(SIZE, 3), 1000
     calls = []
     for count in (10, 500):
-        here.bytes = bytes(SIZE)
+        here.content = bytes(SIZE)
         there = [(index * 7919 * piece) % (SIZE - piece) for index in range(count)]
         cuda.forget_calls()
         engine.read(peer, here.region, remote, [2 * piece * i for i in range(count)], there, piece).wait()
         # How often the end is looked for depends on time alone.
         calls.append(cuda.all_calls() - cuda.calls("cuEventQuery") - 2 * cuda.calls("cuCtxPushCurrent_v2"))
-        arrived = here.bytes
+        arrived = here.content
         for index, at in enumerate(there):
             assert arrived[2 * piece * index : 2 * piece * index + piece] == source[at : at + piece]
             assert arrived[2 * piece * index + piece : 2 * piece * (index + 1)] == bytes(piece)
@@ -127,6 +127,27 @@ def test_a_region_is_imported_once_and_given_back(owner: Owner, cuda: FakeCuda, 
     assert caught.value.code in ("REGION_RELEASED", "REGION_UNKNOWN"), text_of(caught.value)
 
 
+def test_more_regions_than_are_kept_make_room_for_each_other(
+    owner: Owner, cuda: FakeCuda, open_cuda_engine: OpenEngine
+) -> None:
+    engine, here = open_here(open_cuda_engine, cuda)
+    count, nbytes = 2300, 256
+    owner.ask("add_many", count=count, nbytes=nbytes)
+    peer = engine.connect(owner.address)
+    peer.regions.wait(str(count - 1), 60.0)
+    there = [peer.regions[str(index)] for index in range(count)]
+    for first in range(0, count, 100):
+        batch = range(first, min(first + 100, count))
+        engine.read(peer, [(here.region, index * nbytes, there[index], 0, nbytes) for index in batch]).wait()
+    assert here.content[: count * nbytes] == pattern(count * nbytes)
+    assert engine.stats()["regions_imported"] <= 2048
+    assert cuda.alive("imports") == 1, "they are of one allocation"
+    here.content = bytes(SIZE)
+    engine.read(peer, here.region, there[0], 0, 0, nbytes).wait()
+    assert here.content[:nbytes] == pattern(count * nbytes)[:nbytes]
+    assert list(paths(engine)) == ["cuda_ipc"], peer.fallback
+
+
 def test_memory_that_was_freed_and_came_back_is_another_region(
     owner: Owner, cuda: FakeCuda, open_cuda_engine: OpenEngine
 ) -> None:
@@ -137,7 +158,7 @@ def test_memory_that_was_freed_and_came_back_is_another_region(
         addresses.add(owner.ask("add", name=f"kv {round_}", nbytes=SIZE, seed=round_))
         remote = peer.regions.wait(f"kv {round_}", 60.0)
         engine.read(peer, here.region, remote).wait()
-        assert here.bytes == pattern(SIZE, round_)
+        assert here.content == pattern(SIZE, round_)
         owner.ask("release", name=f"kv {round_}")
         owner.ask("free", name=f"kv {round_}")
     assert len(addresses) == 1, "the address came back, which is what this is about"
@@ -155,7 +176,7 @@ def test_a_region_that_peers_may_not_write_is_not_written(
         engine.write(peer, here.region, remote).wait()
     assert caught.value.code == "REGION_READ_ONLY"
     engine.read(peer, here.region, remote).wait()
-    assert here.bytes == pattern(SIZE, 1)
+    assert here.content == pattern(SIZE, 1)
 
 
 # ---------------------------------------------------------------- ends
@@ -245,7 +266,7 @@ def test_memory_that_cannot_be_shared_is_staged_and_says_why(
     peer = engine.connect(owner.address)
     cuda.set("fail=cuIpcOpenMemHandle_v2:1:205")
     engine.read(peer, here.region, peer.regions.wait("kv", 60.0)).wait()
-    assert here.bytes == pattern(SIZE, 1)
+    assert here.content == pattern(SIZE, 1)
     assert set(paths(engine)) == {"tcp"}
     assert "cuda_ipc: the driver does not open the peer's memory: CUDA_ERROR_MAP_FAILED" in peer.fallback
     assert engine.stats()["regions_not_imported"] == 1
@@ -258,7 +279,7 @@ def test_mapped_memory_without_descriptors_is_staged_and_says_why(
     owner.ask("add", name="kv", nbytes=SIZE, seed=1, parts=3, shareable=False)
     peer = engine.connect(owner.address)
     engine.read(peer, here.region, peer.regions.wait("kv", 60.0)).wait()
-    assert here.bytes == pattern(SIZE, 1)
+    assert here.content == pattern(SIZE, 1)
     assert "cuda_ipc: memory that was allocated without a descriptor cannot be shared" in peer.fallback
     assert set(paths(engine)) == {"tcp"}
 
@@ -275,8 +296,8 @@ def test_between_containers_that_do_not_see_each_others_processes(
         peer = engine.connect(owner.address)
         remote = peer.regions.wait("kv", 60.0)
         engine.read(peer, here.region, remote).wait()
-        assert here.bytes == pattern(SIZE, 1)
-        here.bytes = pattern(SIZE, 2)
+        assert here.content == pattern(SIZE, 1)
+        here.content = pattern(SIZE, 2)
         engine.write(peer, here.region, remote).wait()
         assert owner.ask("digest", name="kv") == hashlib.blake2b(pattern(SIZE, 2)).hexdigest()
         assert paths(engine) == {"cuda_ipc" if parts else "tcp": 2}, peer.fallback
@@ -313,6 +334,6 @@ def test_a_gpu_that_this_process_does_not_see(cuda: FakeCuda, open_cuda_engine: 
         owner.ask("add_on", name="kv", nbytes=SIZE, seed=1, device=3)
         peer = engine.connect(owner.address)
         engine.read(peer, here.region, peer.regions.wait("kv", 60.0)).wait()
-        assert here.bytes == pattern(SIZE, 1)
+        assert here.content == pattern(SIZE, 1)
         assert "is not visible to this process" in peer.fallback
         assert set(paths(engine)) == {"tcp"}

@@ -70,6 +70,14 @@ class Commands:
         self.regions[name] = self.engine.register(place, name, writable=writable)
         return memory.address + offset
 
+    def add_many(self, count: int, nbytes: int) -> None:
+        """Regions "0", "1", ... of one allocation, filled with the pattern as a whole."""
+        address = self.cuda.alloc(count * nbytes)
+        self.cuda.poke(address, pattern(count * nbytes))
+        for index in range(count):
+            place = (address + index * nbytes, nbytes, "cuda")
+            self.regions[str(index)] = self.engine.register(place, str(index))
+
     def add_on(self, name: str, nbytes: int, seed: int, device: int) -> None:
         """The same on another device."""
         self.cuda.start(device)

@@ -152,6 +152,38 @@ TEST_F(EngineGpuRdma, ADeviceThatRefusesTheDmabufIsTriedByAddress) {
   EXPECT_EQ(source_->stat({"regions_peermem"}), 1);
 }
 
+TEST_F(EngineGpuRdma, WhatAPeersDevicesDoNotTakePassesThroughTheHost) {
+  open_engines();
+  standin::fail_calls({.call = standin::Call::kRegisterDmabuf, .err = EOPNOTSUPP, .times = kAlways, .device = 2});
+  add_regions();
+  GpuMemory here(3 * kMiB), there(3 * kMiB);
+  {
+    const RegionHandle local = add_gpu(*source_, here, nullptr), served = add_gpu(*target_, there, "gpu");
+    EXPECT_EQ(source_->stat({"regions_dmabuf"}), 1);
+    EXPECT_EQ(target_->stat({"regions_not_registered"}), 1);
+    connect();
+    expect_moved_between(local, look_up(peer_, "gpu"), here, there);
+    EXPECT_EQ(standin::counters().written_bytes + standin::counters().read_bytes, 0u);
+    // Memory of the host goes on over rdma.
+    expect_moved(MP_WRITE, {{0, 0, 1000}});
+    EXPECT_EQ(standin::counters().written_bytes, 1000u);
+  }
+  close();
+}
+
+TEST_F(EngineGpuRdma, FromTheHostToADevice) {
+  open();
+  GpuMemory there(kMiB);
+  {
+    const RegionHandle served = add_gpu(*target_, there, "gpu");
+    shuffle(3);
+    ASSERT_EQ(transfer(peer_, MP_WRITE, local_, look_up(peer_, "gpu"), {{0, 0, int64_t{kMiB}}}), MP_COMPLETED);
+    EXPECT_TRUE(there.get() == Bytes(local_memory_.begin(), local_memory_.begin() + kMiB));
+    EXPECT_EQ(moved_by("tcp"), 0);
+  }
+  close();
+}
+
 TEST_F(EngineGpuRdma, WhatArrivedIsFlushedBeforeItsNotificationAndAfterARead) {
   for (const bool ordered : {false, true}) {
     SCOPED_TRACE(ordered);
