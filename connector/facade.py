@@ -230,4 +230,7 @@ def _recompute(vllm_config: Any) -> None:
             f"a request whose KV cannot be loaded would fail, as {outside.kv_connector} is set up",
             hint='"kv_load_failure_policy": "recompute" beside "kv_connector": "MultiConnector"',
         )
+    given = vllm_config.kv_transfer_config.kv_load_failure_policy
+    if given != "recompute":
+        _log.info('kv_load_failure_policy is "%s": what cannot be loaded is recomputed all the same', given)
     vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"

@@ -21,7 +21,7 @@ __all__ = ["gather", "sweep"]
 _KIB: Final = 1 << 10
 
 
-def rates(plan: Plan, contenders: dict[str, Callable[[], None]], nbytes: int) -> dict[str, list[float]]:
+def rates(plan: Plan, contenders: dict[str, Callable[[], object]], nbytes: int) -> dict[str, list[float]]:
     """Return bytes per second of each in every round; they take turns within a round."""
     found: dict[str, list[float]] = {name: [] for name in contenders}
     for once in contenders.values():
@@ -36,7 +36,7 @@ def rates(plan: Plan, contenders: dict[str, Callable[[], None]], nbytes: int) ->
     return found
 
 
-def measure(run: Run, name: str, nbytes: int, ours: Callable[[], None], limit: tuple[str, Callable[[], None]],
+def measure(run: Run, name: str, nbytes: int, ours: Callable[[], object], limit: tuple[str, Callable[[], object]],
             bar: float | None) -> None:  # fmt: skip
     """Note a rate beside what is its limit."""
     found = rates(run.plan, {"ours": ours, "limit": limit[1]}, nbytes)

@@ -13,8 +13,8 @@ __all__ = ["Address", "parse_address", "parse_addresses"]
 
 _LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?")
-
-
+# What examples show: the port of a master in README.md and docs/.
+_MASTER_PORT = 7600
 # Python does not read ints of thousands of digits.
 _PORT_DIGITS_MAX = 20
 
@@ -35,8 +35,12 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def parse_address(text: str) -> Address:
+def parse_address(text: str, example: int = 7700) -> Address:
     """Parse ``host:port``. Nothing is looked up: a host name may turn out not to exist later.
+
+    Args:
+        text: the address.
+        example: the port that hints show.
 
     Raises:
         AddressError: `text` is not an address; the hint shows one that is.
@@ -48,19 +52,19 @@ def parse_address(text: str) -> Address:
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
         if not bracket:
-            raise AddressError(f"{text!r} has an opening bracket without a closing one", hint="'[::1]:7700'")
+            raise AddressError(f"{text!r} has an opening bracket without a closing one", hint=f"'[::1]:{example}'")
         if not _is_ipv6(host):
-            raise AddressError(f"{text!r} has brackets around what is not an IPv6 address", hint="'[::1]:7700'")
+            raise AddressError(f"{text!r} has brackets around what is not an IPv6 address", hint=f"'[::1]:{example}'")
         if not rest.startswith(":"):
-            raise AddressError(f"{text!r} names no port", hint=f"'[{host}]:7700'")
-        return Address(host, _port(text, rest[1:]))
+            raise AddressError(f"{text!r} names no port", hint=f"'[{host}]:{example}'")
+        return Address(host, _port(text, rest[1:], example))
     if text.count(":") > 1:
         host, _, port = text.rpartition(":")
-        hint = f"'[{host}]:{port}'" if _is_ipv6(host) and port.isdecimal() else "'[::1]:7700'"
+        hint = f"'[{host}]:{port}'" if _is_ipv6(host) and port.isdecimal() else f"'[::1]:{example}'"
         raise AddressError(f"{text!r}: an IPv6 address needs brackets before its port", hint=hint)
     host, colon, port = text.partition(":")
     if not colon:
-        hint = f"'127.0.0.1:{text}'" if text.isdecimal() else f"'{text.strip() or 'host'}:7700'"
+        hint = f"'127.0.0.1:{text}'" if text.isdecimal() else f"'{text.strip() or 'host'}:{example}'"
         missing = "host" if text.isdecimal() else "port"
         raise AddressError(f"{text!r} names no {missing}", hint=hint)
     if not host:
@@ -69,23 +73,25 @@ def parse_address(text: str) -> Address:
             hint=f"'127.0.0.1{text}' for this host only, or '0.0.0.0{text}' to listen on every interface",
         )
     if not _is_host(host):
-        raise AddressError(f"{text!r}: {host!r} is neither an IPv4 address nor a host name", hint="'decode-0:7700'")
-    return Address(host, _port(text, port))
+        raise AddressError(f"{text!r}: {host!r} is no IPv4 address and no host name", hint=f"'decode-0:{example}'")
+    return Address(host, _port(text, port, example))
 
 
 def parse_addresses(text: str) -> list[Address]:
-    """Parse ``host:port``, or several with commas between them. None is named twice.
+    """Parse where masters are: ``host:port``, or several with commas between them. None is named twice.
 
     Raises:
         AddressError: one of them is not an address, or there is none.
     """
-    return list(dict.fromkeys(parse_address(one.strip()) for one in text.split(",")))
+    return list(dict.fromkeys(parse_address(one.strip(), _MASTER_PORT) for one in text.split(",")))
 
 
-def _port(text: str, port: str) -> int:
+def _port(text: str, port: str, example: int) -> int:
     # isdecimal() also accepts other scripts' digits; a port is ASCII.
     if not (port.isascii() and port.isdecimal()) or len(port) > _PORT_DIGITS_MAX or int(port) > 65535:
-        raise AddressError(f"{text!r}: the port {port!r} is not a number from 0 to 65535", hint="a port such as 7700")
+        raise AddressError(
+            f"{text!r}: the port {port!r} is no number from 0 to 65535", hint=f"a port such as {example}"
+        )
     return int(port)
 
 

@@ -37,7 +37,7 @@ struct Part {
   uint64_t nbytes;
 };
 
-// Bytes that pass through one piece of pinned memory, or all of them where none is needed.
+// Bytes that pass through one piece of pinned memory.
 struct Chunk {
   Slot slot;
   uint64_t filled = 0;
@@ -70,6 +70,7 @@ class RangeCopy {
                    : from.region == nullptr ? Stager::kToDevice
                                             : Stager::kOnDevice),
         timeout_(engine.config.progress_timeout_ms),
+        staging_(engine.staging),
         stager_(engine.staging.stager((to.region != nullptr ? to : from).region->device)),
         shared_(std::make_shared<Shared>()) {}
 
@@ -83,7 +84,8 @@ class RangeCopy {
     const bool direct =
         direction_ == Stager::kOnDevice || is_pinned((to_.region != nullptr ? to_ : from_).region->device->driver(),
                                                      direction_ == Stager::kToDevice ? from_ : to_);
-    Error error = direct ? begin_all() : begin_chunks();
+    if (direct) return copy_all();
+    Error error = begin_chunks();
     // What was begun is waited for in any case: it reads and writes memory of the caller.
     while (!chunks_.empty()) {
       if (Error ended = finish_oldest(); ended && !error) error = ended;
@@ -92,17 +94,40 @@ class RangeCopy {
   }
 
  private:
-  Error begin_all() {
-    auto chunk = std::make_shared<Chunk>();
-    for (size_t i = 0; i < to_.ranges.count; ++i) {
-      const uint64_t nbytes = to_.ranges.length(i);
-      if (nbytes == 0) continue;
-      const cuda::Pointer to = pointer(to_, i, 0), from = pointer(from_, i, 0);
-      const bool to_host = direction_ == Stager::kToHost;
-      chunk->copies.push_back({to_host ? from : to, reinterpret_cast<uint8_t *>(to_host ? to : from), nbytes});
+  // The device reaches both sides.
+  Error copy_all() {
+    std::vector<cuda::Piece> pieces(to_.ranges.count);
+    uint64_t all = 0;
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      pieces[i] = {pointer(to_, i, 0), pointer(from_, i, 0), to_.ranges.length(i)};
+      all += pieces[i].nbytes;
     }
-    if (!chunk->copies.empty()) begin(std::move(chunk));
-    return {};
+    const bool within =
+        direction_ == Stager::kOnDevice && to_.region->device->context() == from_.region->device->context();
+    const cuda::Reach reach = direction_ != Stager::kOnDevice ? cuda::Reach::kHost
+                              : within                        ? cuda::Reach::kWithinDevice
+                                                              : cuda::Reach::kAnywhere;
+    cuda::Stream going_on = nullptr;
+    const auto copier = staging_.direct((to_.region != nullptr ? to_ : from_).region->device);
+    const int64_t timeout_ns = std::chrono::nanoseconds(timeout_).count();
+    const Error error = copier->copy(std::move(pieces), reach, timeout_ns, &going_on);
+    if (going_on != nullptr) {
+      // The regions are in use until it ends. Where nobody can tell that any more, the context is gone.
+      stager_->after_stream(
+          reinterpret_cast<uint64_t>(going_on), [] { return false; }, [shared = shared_](const Error &) {});
+      return late("a copy");
+    }
+    if (!error) count(all);
+    return error;
+  }
+
+  void count(uint64_t nbytes) {
+    cuda::StagerCounters &counters = staging_.counters;
+    counters.copies.fetch_add(1, std::memory_order_relaxed);
+    (direction_ == Stager::kToDevice ? counters.to_device_bytes
+     : direction_ == Stager::kToHost ? counters.to_host_bytes
+                                     : counters.on_device_bytes)
+        .fetch_add(nbytes, std::memory_order_relaxed);
   }
 
   Error begin_chunks() {
@@ -173,19 +198,14 @@ class RangeCopy {
     while (chunks_.size() >= kChunksMax) {
       if (Error error = finish_oldest(); error && !first_) first_ = error;
     }
-    const bool within =
-        direction_ == Stager::kOnDevice && to_.region->device->context() == from_.region->device->context();
     std::vector<Copy> copies = std::move(chunk->copies);
     chunks_.push_back(chunk);
-    stager_->copy(
-        direction_, std::move(copies),
-        [chunk, shared = shared_](const Error &error) {
-          std::lock_guard lock(shared->mutex);
-          chunk->error = error;
-          chunk->ended = true;
-          shared->changed.notify_all();
-        },
-        within);
+    stager_->copy(direction_, std::move(copies), [chunk, shared = shared_](const Error &error) {
+      std::lock_guard lock(shared->mutex);
+      chunk->error = error;
+      chunk->ended = true;
+      shared->changed.notify_all();
+    });
   }
 
   // Waits for it, and takes its bytes to where they belong.
@@ -216,6 +236,7 @@ class RangeCopy {
   const CopySide &to_, &from_;
   const Stager::Direction direction_;
   const std::chrono::milliseconds timeout_;
+  cuda::Staging &staging_;
   const std::shared_ptr<Stager> stager_;
   const std::shared_ptr<Shared> shared_;
   std::deque<std::shared_ptr<Chunk>> chunks_;

@@ -380,6 +380,15 @@ std::shared_ptr<Stager> Staging::stager(const std::shared_ptr<const DeviceMemory
   return stager;
 }
 
+std::shared_ptr<DirectCopier> Staging::direct(const std::shared_ptr<const DeviceMemory> &memory) {
+  std::lock_guard lock(mutex_);
+  // Whoever has come this late keeps it for itself.
+  if (closed_) return std::make_shared<DirectCopier>(memory, spin_us_);
+  std::shared_ptr<DirectCopier> &direct = direct_[memory->context()];
+  if (direct == nullptr) direct = std::make_shared<DirectCopier>(memory, spin_us_);
+  return direct;
+}
+
 void Staging::begin_close(int64_t until) {
   std::lock_guard lock(mutex_);
   closed_ = true;
@@ -388,9 +397,11 @@ void Staging::begin_close(int64_t until) {
 
 void Staging::join() {
   std::map<Context, std::shared_ptr<Stager>> stagers;
+  std::map<Context, std::shared_ptr<DirectCopier>> direct;
   {
     std::lock_guard lock(mutex_);
     stagers.swap(stagers_);
+    direct.swap(direct_);
   }
   for (const auto &entry : stagers) entry.second->join();
 }

@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "cuda_direct.hpp"
 #include "cuda_gather.hpp"
 #include "cuda_memory.hpp"
 #include "memory.hpp"
@@ -162,6 +163,7 @@ class Staging {
   Staging(uint64_t ring_bytes, uint32_t spin_us) : ring_bytes_(ring_bytes), spin_us_(spin_us) {}
 
   std::shared_ptr<Stager> stager(const std::shared_ptr<const DeviceMemory> &memory);
+  std::shared_ptr<DirectCopier> direct(const std::shared_ptr<const DeviceMemory> &memory);
   void begin_close(int64_t until);
   void join();
   StagerCounters counters;
@@ -172,6 +174,7 @@ class Staging {
   std::mutex mutex_;
   bool closed_ = false;
   std::map<Context, std::shared_ptr<Stager>> stagers_;
+  std::map<Context, std::shared_ptr<DirectCopier>> direct_;
 };
 
 }  // namespace moonpool::cuda

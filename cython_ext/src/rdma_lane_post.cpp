@@ -74,7 +74,9 @@ bool RdmaLane::post_locked() {
     const uint32_t room = std::min(kChainMax, queue_->depth() - used_);
     if (room == 0) return posted;
     const uint32_t n = build_locked(&frame, room);
-    if (n > 0) {
+    if (n == 0 && frame.next != frame.work.end) {
+      if (!keys_known_locked(frame)) return posted;
+    } else if (n > 0) {
       if (const int err = queue_->post(requests_.data())) {
         cut_locked(here(system_error(MP_TRANSPORT_UNAVAILABLE, err, "cannot post work requests")));
         return false;
@@ -132,11 +134,8 @@ uint32_t RdmaLane::build_locked(Frame *frame, uint32_t room) {
       remote = rdma_link_.remote_keys(remote_rail(), desc.key);
       remote_key = desc.key;
     }
-    // Withdrawn since it was asked for.
-    if (remote == nullptr) {
-      refuse(MP_REGION_RELEASED);
-      continue;
-    }
+    // Forgotten since it was asked for, perhaps by another lane whose request did not fit it: asked again.
+    if (remote == nullptr) break;
     const Local *local = find_local_locked(*frame, desc);
     if (remote->status != MP_OK || local == nullptr) {
       refuse(remote->status != MP_OK ? remote->status : MP_TRANSPORT_UNAVAILABLE);

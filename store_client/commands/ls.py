@@ -4,16 +4,30 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from moonpool.proto import pool_pb2 as pb
 from moonpool.store_client.commands.common import connected, open_client
 
-__all__ = ["as_dict", "ls", "segment_table", "troubles"]
+if TYPE_CHECKING:
+    from rich.console import Console
 
-_BAR = 10
+__all__ = ["as_dict", "console_of", "ls", "segment_table", "troubles"]
+
+_BAR: Final = 10
+# Columns where standard output is no terminal: what reads it wants whole words.
+_COLUMNS: Final = 1000
+
+
+def console_of() -> Console:
+    """Return the console of a command, which is on standard output."""
+    from rich.console import Console
+
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _COLUMNS)
 
 
 def as_dict(segment: pb.Segment) -> dict[str, Any]:
@@ -44,8 +58,14 @@ def draining(segment: pb.Segment) -> dict[str, Any] | None:
 
 
 def troubles(segments: list[pb.Segment]) -> list[str]:
-    """Return what is the matter with segments, and why a drain of them is stuck, as lines."""
+    """Return what is the matter with segments and their names, and why a drain of them is stuck, as lines."""
+    memory = [one for one in segments if one.medium == pb.DRAM and one.state != pb.LOST]
+    engines = Counter(node for node, _ in {(one.node, one.incarnation) for one in memory})
     return [
+        f"{count} nodes are called {node}: who drains or looks for one of them may get the other. Give each a --name"
+        for node, count in sorted(engines.items())
+        if count > 1
+    ] + [
         f"segment {one.segment} of {one.node}: {why}"
         for one in segments
         for why in (one.trouble, f"{one.draining.stuck:,} stuck: {one.draining.cause}" if one.draining.stuck else "")
@@ -100,9 +120,7 @@ def ls(as_json: bool, master: str | None, timeout: str | None, config: str | Non
     if as_json:
         click.echo(json.dumps([as_dict(one) for one in segments], indent=2))
         return
-    from rich.console import Console
-
-    console = Console(highlight=False)
+    console = console_of()
     console.print(segment_table(segments))
     for line in troubles(segments):
         console.print(line, markup=False)

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from moonpool.store_client.commands.common import connected, open_client
-from moonpool.store_client.commands.ls import as_dict, segment_table, troubles
+from moonpool.store_client.commands.ls import as_dict, console_of, segment_table, troubles
 from moonpool.units import format_bytes
 
 __all__ = ["status"]
@@ -83,10 +83,9 @@ def status(as_json: bool, master: str | None, timeout: str | None, config: str |
         whole = {"master": address, "segments": [as_dict(one) for one in segments], "stats": stats}
         click.echo(json.dumps(whole, indent=2))
         return
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    console = console_of()
     console.print(f"[bold]master[/bold] {address}")
     console.print(segment_table(segments), "")
     for line in troubles(segments):

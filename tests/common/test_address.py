@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moonpool import AddressError
-from moonpool.address import Address, parse_address
+from moonpool.address import Address, parse_address, parse_addresses
 
 
 @pytest.mark.parametrize(
@@ -61,6 +61,12 @@ def test_what_is_no_address_says_why_and_what_would_be(text: str, problem: str, 
         parse_address(text)
     assert problem in caught.value.message
     assert hint in caught.value.hint
+
+
+def test_hints_about_masters_show_the_port_of_a_master() -> None:
+    with pytest.raises(AddressError) as caught:
+        parse_addresses("10.0.0.1:7600,master-1")
+    assert caught.value.hint == "'master-1:7600'"
 
 
 @given(st.text(max_size=40))

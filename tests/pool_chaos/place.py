@@ -207,10 +207,16 @@ class Place:
             found |= {f"{kind} {number}": one.pid for number, one in enumerate(processes) if one.pid is not None}
         return found
 
-    def heal(self) -> None:
-        """Have every process run, whatever was done to it."""
-        for pid in self.pids().values():
-            os.kill(pid, signal.SIGCONT)
+    def heal(self) -> list[str]:
+        """Have every process run, whatever was done to it. Return which had ended unasked."""
+        gone = []
+        for name, pid in self.pids().items():
+            try:
+                os.kill(pid, signal.SIGCONT)
+            except ProcessLookupError:
+                gone.append(f"{name} had ended, and nobody had asked it to")
+        if gone:
+            return gone
         self.etcd.start()
         self.etcd.await_ready()
         running = self.pool.pids
@@ -223,6 +229,7 @@ class Place:
         for client in self.clients:
             if client.pid is None:
                 client.start()
+        return []
 
     def close(self) -> None:
         """End every process."""

@@ -86,7 +86,10 @@ def _round(
 ) -> None:
     faults = Faults(place, chance, overseer)
     faults.run(seconds)
-    place.heal()
+    gone = place.heal()
+    if gone:
+        happened.wrong += faults.failures + gone
+        return
     usage = {name: usage_of(pid) for name, pid in place.pids().items()}
     happened.faults += faults.made
     happened.usage.append(usage)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -17,7 +18,9 @@ from store_testing import key, keys
 from moonpool.cli import cli, main
 from moonpool.cluster import LocalCluster, local_cluster
 from moonpool.node import StoreNode
+from moonpool.proto import pool_pb2 as pb
 from moonpool.store_client import MasterError, StoreClient
+from moonpool.store_client.commands.ls import troubles
 
 
 @pytest.fixture
@@ -53,6 +56,28 @@ def test_ls_lists_segments(run: CliRunner, client: StoreClient) -> None:
     listed = json.loads(output(run, "ls", "--json"))
     assert {segment["segment"] for segment in listed} == {segment.segment for segment in client.segments()}
     assert all(segment["state"] == "active" and segment["capacity_bytes"] == 256 << 20 for segment in listed)
+
+
+def test_ls_into_a_pipe_keeps_every_word_whole(run: CliRunner, client: StoreClient) -> None:
+    printed = output(run, "ls")
+    for one in client.segments():
+        (line,) = [line for line in printed.splitlines() if one.address in line]
+        assert {one.node, one.host_id} <= set(line.split()), printed
+
+
+def test_nodes_of_one_name_are_told() -> None:
+    def segment(name: str, incarnation: bytes, **more: Any) -> pb.Segment:
+        return pb.Segment(node=name, incarnation=incarnation, **more)
+
+    some = [
+        segment("a", b"1"),
+        segment("a", b"2", medium=pb.DISK),
+        segment("b", b"3"),
+        segment("b", b"4", state=pb.LOST),
+    ]
+    assert troubles(some) == []
+    (line,) = troubles([*some, segment("b", b"5")])
+    assert line.startswith("2 nodes are called b")
 
 
 def test_ls_counts_what_can_be_found() -> None:
