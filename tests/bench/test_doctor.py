@@ -327,7 +327,7 @@ def test_where_a_gpu_is_and_which_nic_is_near(patient: Patient, tmp_path: Path) 
     found = patient(libraries=VERBS | {"libcuda.so.1": Cuda(b"NVIDIA H200")})["GPU 0"].found
     assert found.splitlines() == [
         "NVIDIA H200",
-        "PCI 0000:41:00.0, NUMA node 0, BAR of 128 GiB",
+        "PCI 0000:41:00.0, NUMA node 0, BAR of 128GiB",
         "dma-buf: yes; writes of NICs: in order",
         "  mlx5_2: the same switch, relaxed ordering",
         "  mlx5_1: the same host bridge, relaxed ordering",
@@ -384,7 +384,7 @@ def test_the_command_on_this_host() -> None:
     assert result.exit_code == ExitStatus.OK
     assert "transport tcp" in result.output
     document = json.loads(CliRunner().invoke(commands.cli, ["doctor", "--json", "-"]).output)
-    assert set(document) == {"schema", "environment", "healthy", "checks", "rdma"}
+    assert set(document) == {"schema", "environment", "healthy", "checks", "rdma", "gpus"}
     assert (document["schema"], document["healthy"]) == (1, True)
     for check in document["checks"]:
         assert list(check) == ["name", "status", "found", "fix", "needed"]
