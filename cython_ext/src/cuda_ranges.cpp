@@ -86,7 +86,7 @@ class RangeCopy {
                                                      direction_ == Stager::kToDevice ? from_ : to_);
     if (direct) return copy_all();
     Error error = begin_chunks();
-    // What was begun is waited for in any case: it reads and writes memory of the caller.
+    // What was begun is waited for in any case: it writes memory of the caller.
     while (!chunks_.empty()) {
       if (Error ended = finish_oldest(); ended && !error) error = ended;
     }
@@ -214,7 +214,11 @@ class RangeCopy {
     chunks_.pop_front();
     {
       std::unique_lock lock(shared_->mutex);
-      if (!shared_->changed.wait_for(lock, timeout_, [&] { return chunk->ended; })) return late("a copy");
+      if (!shared_->changed.wait_for(lock, timeout_, [&] { return chunk->ended; })) {
+        // The others come after it. They touch no memory of the host but that of the stager.
+        chunks_.clear();
+        return late("a copy");
+      }
     }
     if (first_) return std::exchange(first_, {});
     if (chunk->error) return chunk->error;

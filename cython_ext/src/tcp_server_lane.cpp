@@ -49,7 +49,8 @@ void TcpServerLane::close() {
     std::lock_guard lock(mutex_);
     close_locked();
   }
-  copies_->wait(now_ns() + int64_t{engine_.config.progress_timeout_ms} * kMillisecond);
+  // An engine that closes waits for the copies of all lanes at once.
+  if (!engine_.closed()) copies_->wait(now_ns() + int64_t{engine_.config.progress_timeout_ms} * kMillisecond);
 }
 
 bool TcpServerLane::settle(int64_t until) { return copies_->wait(until); }

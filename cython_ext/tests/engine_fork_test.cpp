@@ -54,9 +54,10 @@ TEST(EngineFork, AChildIsToldAndTheParentGoesOn) {
     };
     expect_forked(mp_region_allocate(source.get(), 4096, "x", nullptr, &out_region, &error));
     expect_forked(mp_region_register(source.get(), memory.data(), 64, "y", 0, &out_region, &error));
+    expect_forked(mp_region_register_cuda(source.get(), memory.data(), 64, MP_CUDA_ANY, "z", 0, &out_region, &error));
     expect_forked(mp_region_release(region.get(), &error));
-    expect_forked(mp_region_copy_batch(region.get(), nullptr, 0, nullptr, 0, nullptr, nullptr, 0, nullptr, 0, nullptr, 0,
-                                       0, &error));
+    expect_forked(mp_region_copy_batch(region.get(), nullptr, 0, nullptr, 0, nullptr, nullptr, 0, nullptr, 0, nullptr,
+                                       0, 0, &error));
     expect_forked(mp_engine_fence(target.get(), client, nullptr, &error));
     expect_forked(mp_peer_connect(source.get(), target.address().c_str(), 100, nullptr, nullptr, &out_peer, &error));
     expect_forked(mp_peer_ensure(peer.get(), 100, nullptr, nullptr, &error));

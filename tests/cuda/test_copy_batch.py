@@ -156,3 +156,19 @@ def test_a_dead_context_fails_what_uses_it(cuda: FakeCuda, open_cuda_engine: Ope
     # The engine lives on.
     host = engine.register(bytearray(64))
     assert bytes(host) == bytes(64)
+
+
+def test_pinned_memory_that_makes_no_progress_is_not_waited_for(cuda: FakeCuda, open_cuda_engine: OpenEngine) -> None:
+    engine = open_cuda_engine(progress_timeout=2.0, cuda_staging_bytes=16 << 20)
+    gpu, host = engine.register(cuda.memory(bytes(6 << 20))), bytearray(6 << 20)
+    # So that there is pinned memory already.
+    copy_batch(host, 0, gpu, 0, 1)
+    with cuda.held():
+        for target, source in ((gpu, host), (host, gpu)):
+            with pytest.raises(TimeoutError, match="no progress"):
+                copy_batch(target, 0, source, 0, len(host))
+        with pytest.raises(MoonpoolError) as caught:
+            gpu.release()
+        assert caught.value.code == "REGION_BUSY"
+    # And it goes on.
+    copy_batch(host, 0, gpu, 0, len(host))

@@ -7,8 +7,8 @@
  * them through a mapping of its own. Streams are threads, so a copy is not done when the call returns. A stream that
  * was created blocking does not wait for the default stream: who relies on that finds out here.
  *
- * As in the driver, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR and RANGE_SIZE of memory that was mapped by cuMemMap are those
- * of everything that was reserved with it, mapped or not; cuMemGetAddressRange and MAPPING_BASE_ADDR (19) with
+ * As in the driver, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR and RANGE_SIZE of memory that was mapped by cuMemMap are
+ * those of everything that was reserved with it, mapped or not; cuMemGetAddressRange and MAPPING_BASE_ADDR (19) with
  * MAPPING_SIZE (18) give the one mapping. Such memory has no context, no legacy IPC handle and no SYNC_MEMOPS.
  *
  * Settings come from the environment variable FAKE_CUDA, and from fakeCudaSet(). Both take NAME=VALUE, separated by
