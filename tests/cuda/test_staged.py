@@ -58,14 +58,14 @@ def test_scattered_pieces_go_where_they_belong(connect: Connect, sides: str) -> 
     lengths = rng.integers(1, 3000, 1500)
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]) + rng.integers(0, 9)
     order = rng.permutation(1500)
-    froms = np.empty(1500, np.int64)
-    froms[order] = np.concatenate([[0], np.cumsum(lengths[order])[:-1]])
-    ends.engine.read(ends.peer, ends.here.region, ends.remote, starts, froms, lengths).wait(30)
+    origins = np.empty(1500, np.int64)
+    origins[order] = np.concatenate([[0], np.cumsum(lengths[order])[:-1]])
+    ends.engine.read(ends.peer, ends.here.region, ends.remote, starts, origins, lengths).wait(30)
     expected, source = content(1), content(2)
-    for start, origin, length in zip(starts, froms, lengths, strict=True):
+    for start, origin, length in zip(starts, origins, lengths, strict=True):
         expected[start : start + length] = source[origin : origin + length]
     assert ends.here.peek() == expected.tobytes()
-    plan = ends.engine.prepare(ends.peer, ends.here.region, ends.remote, starts, froms, lengths)
+    plan = ends.engine.prepare(ends.peer, ends.here.region, ends.remote, starts, origins, lengths)
     ends.there.poke(content(3))
     ends.engine.post(plan, op="write").wait(30)
     source[lengths.sum() :] = content(3)[lengths.sum() :]
