@@ -34,13 +34,14 @@ from moonpool.bench.options import (
     auto,
     count,
     json_option,
+    memory_name,
     plot_option,
 )
 from moonpool.bench.perform import perform
 from moonpool.bench.report import doctor_table
 from moonpool.bench.runner import Options
 from moonpool.bench.sweep import DEFAULT_MEMORY, Sweep, quick
-from moonpool.bench.work import MEMORIES, OPS, ORDERS, Tuning
+from moonpool.bench.work import OPS, ORDERS, Tuning
 from moonpool.errors import ConfigError
 from moonpool.transfer_engine import EngineSettings, probe
 
@@ -236,8 +237,9 @@ def cli(ctx: click.Context, json_file: str | None, plot_file: Path | None) -> No
 )
 @click.option(
     "--memory",
-    type=Choices("name", MEMORIES),
-    help="Memory that the caller has (registered), or that the engine made (allocated).  "
+    type=ListOf("name", memory_name),
+    help="Memory that the caller has (registered), or that the engine made (allocated), or of a GPU (cuda:0; of one "
+    "side: cuda:0/registered, and registered/cuda:0 for the target's).  "
     "[default: registered; shm: allocated]",
 )
 @click.option(

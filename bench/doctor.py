@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, fields
@@ -11,6 +10,7 @@ from typing import Any, Final
 
 from moonpool.bench.environment import describe_host
 from moonpool.bench.examined import Finding, Host
+from moonpool.bench.gpu_host import GPU_CHECKS, gpus
 from moonpool.bench.rdma_host import RDMA_CHECKS, rdma_devices, rdma_fix
 from moonpool.bench.same_host import SAME_HOST_CHECKS
 from moonpool.errors import ConfigError
@@ -46,6 +46,7 @@ def document(findings: list[Finding]) -> dict[str, Any]:
             for finding in findings
         ],
         "rdma": [asdict(device) for device in rdma_devices(Host())],
+        "gpus": [asdict(gpu) for gpu in gpus(Host())],
     }
 
 
@@ -144,26 +145,6 @@ def _backlog(host: Host) -> Iterator[Finding]:
                       "sysctl -w net.core.somaxconn=4096")  # fmt: skip
 
 
-def _gpus(host: Host) -> Iterator[Finding]:
-    cuda = host.load("libcuda.so.1")
-    if cuda is None:
-        yield Finding("GPU", "missing", "libcuda is not here", "the NVIDIA driver; --gpus all for the container")
-        return
-    problem = cuda.cuInit(0)
-    if problem:
-        yield Finding("GPU", "missing", f"libcuda is here, cuInit says {problem}",
-                      "nvidia-smi on this host; --gpus all for the container")  # fmt: skip
-        return
-    count = ctypes.c_int(0)
-    cuda.cuDeviceGetCount(ctypes.byref(count))
-    if count.value == 0:
-        yield Finding("GPU", "missing", "libcuda is here, no device is visible", "CUDA_VISIBLE_DEVICES")
-    for index in range(count.value):
-        name = ctypes.create_string_buffer(128)
-        cuda.cuDeviceGetName(name, ctypes.c_int(len(name)), ctypes.c_int(index))
-        yield Finding(f"GPU {index}", "OK", name.value.decode(errors="replace"))
-
-
 _CHECKS: Final = (
     _transports,
     _settings,
@@ -175,5 +156,5 @@ _CHECKS: Final = (
     _backlog,
     *SAME_HOST_CHECKS,
     *RDMA_CHECKS,
-    _gpus,
+    *GPU_CHECKS,
 )

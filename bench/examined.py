@@ -39,6 +39,8 @@ class Finding:
 
 
 def _loaded(library: str) -> ctypes.CDLL | None:
+    if library == "libcuda.so.1":
+        library = os.environ.get("MOONPOOL_CUDA_LIBRARY") or library  # as the engine does
     try:
         return ctypes.CDLL(library)
     except OSError:
@@ -78,6 +80,19 @@ class Host:
             return (self.root / path).read_text(encoding="utf-8", errors="replace").strip()
         except OSError:
             return None
+
+    def read_bytes(self, path: str) -> bytes:
+        """Return as much of a file of the system as this process may read, or nothing."""
+        try:
+            return (self.root / path).read_bytes()
+        except OSError:
+            return b""
+
+    def steps(self, path: str) -> list[str]:
+        """Return the way from the host bridge to the PCI device that a link of the system leads to, or nothing."""
+        parts = (self.root / path).resolve().parts
+        first = next((at for at, part in enumerate(parts) if part.startswith("pci") and ":" in part), None)
+        return [] if first is None or not (self.root / path).exists() else list(parts[first:])
 
     def pointed_to(self, path: str) -> str | None:
         """Return the name of what a link of the system leads to, or None where there is no link."""

@@ -14,6 +14,7 @@ import click
 from moonpool.address import parse_address
 from moonpool.bench.errors import UsageError
 from moonpool.bench.plot import require_matplotlib
+from moonpool.bench.work import MEMORIES, is_memory
 from moonpool.errors import MoonpoolError
 from moonpool.units import parse_bytes, parse_duration
 
@@ -31,6 +32,7 @@ __all__ = [
     "auto",
     "count",
     "json_option",
+    "memory_name",
     "plot_option",
     "plot_option_of",
 ]
@@ -87,6 +89,15 @@ class Choices(ListOf[str]):
             raise ValueError(f"{text!r} is not there. {hint}")
 
         super().__init__(name, parse)
+
+
+def memory_name(text: str) -> str:
+    """Parse whose memory it is."""
+    if is_memory(text):
+        return text
+    raise ValueError(
+        f"{text!r} is not there. One of {', '.join(MEMORIES)}, cuda:N, cuda:N/registered, registered/cuda:N"
+    )
 
 
 def count(most: int, *, least: int = 1, auto: bool = False) -> Callable[[str], int | None]:

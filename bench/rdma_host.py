@@ -35,8 +35,6 @@ _VERBS: Final = "libibverbs.so.1"
 #: enum ibv_mtu
 _MTU: Final = {1: 256, 2: 512, 3: 1024, 4: 2048, 5: 4096}
 _CAP_IPC_LOCK: Final = 14
-#: The first kernel whose RDMA subsystem takes memory of other devices.
-_DMABUF_KERNEL: Final = (5, 12)
 
 
 @dataclass(frozen=True)
@@ -290,25 +288,4 @@ def has_capability(host: Host, number: int) -> bool:
     return effective is not None and bool(int(effective[1], 16) >> number & 1)
 
 
-def _gpu_memory(host: Host) -> Iterator[Finding]:
-    """How a device would reach GPU memory."""
-    if not host.names(INFINIBAND):
-        return
-    name = "GPU memory over RDMA"
-    release = host.read("proc/sys/kernel/osrelease") or ""
-    version = tuple(map(int, re.findall(r"\d+", release)[:2]))
-    dmabuf = version >= _DMABUF_KERNEL
-    peermem = bool(host.names("sys/module/nvidia_peermem"))
-    found = (
-        f"dma-buf: {'in' if dmabuf else 'not in'} kernel {release}; "
-        f"nvidia_peermem: {'loaded' if peermem else 'not loaded'}"
-    )
-    if not host.names("sys/module/nvidia"):
-        yield Finding(name, "OK", f"{found}; there is no NVIDIA driver to need them")
-    elif dmabuf or peermem:
-        yield Finding(name, "OK", found)
-    else:
-        yield Finding(name, "degraded", f"{found}: it goes through main memory", "modprobe nvidia_peermem")
-
-
-RDMA_CHECKS: Final[tuple[Callable[[Host], Iterator[Finding]], ...]] = (_memlock, _devices, _gpu_memory)
+RDMA_CHECKS: Final[tuple[Callable[[Host], Iterator[Finding]], ...]] = (_memlock, _devices)

@@ -205,6 +205,8 @@ def _legend(results: Sequence[RowResult]) -> str:
         text += "\nratio: engine / limit, in turn over the same blocks. Every figure is the median over the rounds."
     if any(limit in _PERFTEST for limit in limits):
         text += "\nperftest moves memory of its own."
+    if "cuMemcpyAsync" in limits:
+        text += "\ncuMemcpyAsync moves memory of its own."
     if any(result.verified for result in results):
         text += "\nok: every byte was checked after every window, on both sides."
     return text
@@ -215,6 +217,7 @@ _LIMITS: Final = {
     "sockets-stream": "raw sockets in C, up to {width} connections, one answer at the end",
     "memcpy": "memcpy in C, up to {width} threads",
     "process_vm": "process_vm_readv and process_vm_writev in C, up to {width} threads",
+    "cuMemcpyAsync": "one cuMemcpyAsync for each batch, between a GPU and pinned memory, for shm within a GPU",
     "ib_write_bw": "ib_write_bw, as many blocks under way, one rail",
     "ib_read_bw": "ib_read_bw, as many blocks under way, one rail",
     "ib_write_lat": "ib_write_lat, one block at a time, half of a round trip",

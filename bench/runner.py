@@ -20,7 +20,7 @@ from moonpool.bench.results import RowResult
 from moonpool.bench.session import Backends
 from moonpool.bench.targets import InProcessTarget, RemoteTarget, SpawnedTarget, Target
 from moonpool.bench.verify import Pattern, Verdict
-from moonpool.bench.work import Layout, Work
+from moonpool.bench.work import Layout, Work, has_gpu
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -184,13 +184,13 @@ class Runner:
         self._window += 1
         owner = "engine" if self._needs_engine(work) else "limit"
         opening = target.start("open", patience, work=work.to_json(), window=self._window, kind=owner)
-        memory = self._backends[in_process].memory(owner, work)
+        memory, gpu = self._backends[in_process].memory(owner, work), self._backends[in_process].gpu(work)
         layouts = Layout(work, target=False), Layout(work, target=True)
-        pattern = Pattern(memory, layouts[0])
+        pattern = Pattern(memory, layouts[0], gpu)
         if work.op == "read":
             pattern.fill(self._window)
         opening()
-        row = RowSide(work, *layouts, memory, self._options.mode, 0)
+        row = RowSide(work, *layouts, memory, self._options.mode, 0, gpu)
         sides: dict[str, InitiatorSide] = {}
         try:
             if self._needs_engine(work):
@@ -298,10 +298,11 @@ class Runner:
         return max(work.lanes or lanes or 1, work.threads)
 
     def _limit_name(self, work: Work) -> str:
-        if work.transport == "rdma":
+        if work.transport == "rdma" and not has_gpu(work.memory):
             return perftest.tool_of(work)
         name = backend_of("limit", work).name
-        return name if work.transport in SAME_HOST else f"{name}-{self._options.mode}"
+        alone = work.transport in SAME_HOST or has_gpu(work.memory)
+        return name if alone else f"{name}-{self._options.mode}"
 
 
 def _run(side: InitiatorSide, seconds: float) -> Window:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from moonpool.bench.backends import Backend, Place, RowSide, TargetSide, backend_of
 from moonpool.bench.environment import describe_host
 from moonpool.bench.errors import ControlError
+from moonpool.bench.gpu.memory import GpuMemory
 from moonpool.bench.hardware.facts import examine
 from moonpool.bench.memory import allocate
 from moonpool.bench.verify import Pattern
-from moonpool.bench.work import Layout, Work
+from moonpool.bench.work import Layout, Work, gpu_of
 from moonpool.transfer_engine import digest
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ class Backends:
         self._target = target
         self._made: dict[type[Backend], Backend] = {}
         self._memory: NDArray[np.uint8] | None = None
+        # Engines have them registered until they are closed, so all of them stay until then.
+        self._gpus: list[GpuMemory] = []
 
     def get(self, kind: str, work: Work) -> Backend:
         """Return what is measured; see `backend_of`."""
@@ -47,6 +50,8 @@ class Backends:
             kind: whose memory it is where the row wants memory of an engine's own.
             work: the row.
         """
+        if (gpu := self.gpu(work)) is not None:
+            return gpu.image
         own = self.get(kind, work).memory(work, target=self._target)
         if own is not None:
             return own
@@ -55,11 +60,25 @@ class Backends:
             self._memory = allocate(work.footprint_bytes)
         return self._memory
 
+    def gpu(self, work: Work) -> GpuMemory | None:
+        """Return this side's memory of a GPU for a row, or None: it has memory of the host."""
+        device = gpu_of(work.memory, target=self._target)
+        if device is None:
+            return None
+        fitting = [one for one in self._gpus if one.device == device and len(one.image) >= work.footprint_bytes]
+        if not fitting:
+            fitting = [GpuMemory(device, work.footprint_bytes)]
+            self._gpus += fitting
+        return fitting[0]
+
     def close(self) -> None:
-        """Close every backend."""
+        """Close every backend, and then what they moved."""
         for backend in self._made.values():
             backend.close()
         self._made.clear()
+        for gpu in self._gpus:
+            gpu.close()
+        self._gpus.clear()
 
 
 class Commands:
@@ -117,11 +136,11 @@ class Session(Commands):
         self.close_row()
         row = Work.from_json(work)
         largest = replace(row, footprint_bytes=max(row.footprint_bytes, memory_bytes))
-        memory = self._backends.memory(kind, largest)
+        memory, gpu = self._backends.memory(kind, largest), self._backends.gpu(largest)
         layouts = Layout(row, target=self.IS_TARGET), Layout(row, target=not self.IS_TARGET)
-        self._pattern = Pattern(memory, layouts[0])
+        self._pattern = Pattern(memory, layouts[0], gpu)
         self._pattern.fill(window)
-        self._row_side = RowSide(row, *layouts, memory, "", 0)
+        self._row_side = RowSide(row, *layouts, memory, "", 0, gpu)
 
     def fill(self, window: int) -> None:
         """Write the content of `window` into the memory of the side that it comes from."""
@@ -177,7 +196,7 @@ class TargetSession(Session):
     def offer(self, kind: str, mode: str, width: int) -> dict[str, Any]:
         """Make the target side of an engine or a limit, and return what the other side needs to know."""
         row, _ = self._row()
-        side = RowSide(row.work, row.local, row.remote, row.memory, mode, width)
+        side = replace(row, mode=mode, width=width)
         self._sides[kind] = self._backends.get(kind, row.work).target(side)
         return self._sides[kind].offer
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from moonpool.bench.errors import UsageError
 from moonpool.bench.verify import WORD_BYTES
-from moonpool.bench.work import Tuning, Work
+from moonpool.bench.work import Tuning, Work, has_gpu
 from moonpool.units import format_bytes
 
 __all__ = ["DEFAULT_MEMORY", "FOOTPRINT_BYTES", "QUICK_FOOTPRINT_BYTES", "Sweep", "footprint_of", "quick"]
@@ -89,8 +89,20 @@ class Sweep:
         self, transport: str, memory: str, op: str, tuning: Tuning, lanes: int | None, threads: int, order: str,
         block_bytes: int, batch: int, depth: int,
     ) -> Work:  # fmt: skip
+        _check_gpu(transport, memory)
         footprint = footprint_of(self.footprint_bytes, block_bytes, batch, threads * depth)
         return Work(transport, op, block_bytes, batch, order, threads, lanes, footprint, memory, tuning, depth)
+
+
+def _check_gpu(transport: str, memory: str) -> None:
+    if not has_gpu(memory):
+        return
+    if transport == "local":
+        raise UsageError(f"--memory {memory} does not go with --transport local", hint="--transport shm, or tcp")
+    if transport == "shm" and "registered" in memory:
+        raise UsageError(
+            f"--memory {memory} does not go with --transport shm, which is from GPU to GPU", hint="--transport tcp"
+        )
 
 
 def footprint_of(wanted: int | None, block_bytes: int, batch: int, batches: int, what: str = "block") -> int:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from moonpool.bench.gpu.memory import GpuMemory
+
 __all__ = ["WORD_BYTES", "Pattern", "Verdict"]
 
 #: Blocks are a multiple of this.
@@ -58,9 +60,11 @@ class Pattern:
     Args:
         memory: the side's bytes, at least ``layout.work.blocks`` blocks.
         layout: where the blocks lie in it.
+        gpu: the memory of a GPU that `memory` is the image of, or None.
     """
 
-    def __init__(self, memory: NDArray[np.uint8], layout: Layout) -> None:
+    def __init__(self, memory: NDArray[np.uint8], layout: Layout, gpu: GpuMemory | None = None) -> None:
+        self._gpu = gpu
         work = layout.work
         self._layout = layout
         self._words = work.block_bytes // WORD_BYTES
@@ -76,6 +80,8 @@ class Pattern:
         keys = self._keys()
         for rows, columns in self._tiles():
             np.bitwise_xor(self._sequence[None, columns], keys[rows, None], out=self._memory[rows, columns])
+        if self._gpu is not None:
+            self._gpu.push()
 
     def expect(self, window: int, done: Sequence[tuple[int, int]]) -> None:
         """Note that `window` moved, for each thread, the batches from the first number up to the second."""
@@ -86,6 +92,8 @@ class Pattern:
 
     def check(self) -> Verdict:
         """Compare every byte."""
+        if self._gpu is not None:
+            self._gpu.pull()
         keys = self._keys()
         bad: set[int] = set()
         detail = ""

@@ -7,6 +7,7 @@ Both processes build the same descriptor list from the same few numbers, so only
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -20,11 +21,13 @@ if TYPE_CHECKING:
 
     from moonpool.transfer_engine.settings import EngineOptions
 
-__all__ = ["MEMORIES", "OPS", "ORDERS", "Layout", "Tuning", "Work", "mix"]
+__all__ = ["MEMORIES", "OPS", "ORDERS", "Layout", "Tuning", "Work", "gpu_of", "has_gpu", "is_memory", "mix"]
 
 OPS: Final = ("read", "write")
 ORDERS: Final = ("sequential", "random")
+#: Beside these there is memory of GPUs, see `gpu_of`.
 MEMORIES: Final = ("registered", "allocated")
+_GPU: Final = re.compile(r"cuda:([0-9]{1,3})")
 
 # SplitMix64 (https://prng.di.unimi.it/splitmix64.c): the same numbers on every machine and for every numpy version.
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -36,6 +39,30 @@ def mix(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
+
+
+def gpu_of(memory: str, *, target: bool) -> int | None:
+    """Return the GPU whose memory one side of a row has, or None: it has memory of the host.
+
+    Args:
+        memory: ``cuda:0`` is a GPU on both sides; ``cuda:0/registered`` one of the initiator, and
+            ``registered/cuda:0`` one of the target.
+        target: which side.
+    """
+    side = _GPU.fullmatch(memory.split("/")[-1 if target else 0])
+    return None if side is None else int(side[1])
+
+
+def has_gpu(memory: str) -> bool:
+    """Whether either side has memory of a GPU."""
+    return gpu_of(memory, target=False) is not None or gpu_of(memory, target=True) is not None
+
+
+def is_memory(memory: str) -> bool:
+    """Whether this is memory that a row can have."""
+    sides = memory.split("/")
+    known = len(sides) <= 2 and all(side == "registered" or _GPU.fullmatch(side) for side in sides)
+    return memory in MEMORIES or (known and has_gpu(memory))
 
 
 @dataclass(frozen=True)
@@ -104,7 +131,8 @@ class Work:
         threads: user threads, each with its own part of the blocks.
         lanes: connections; None lets the engine choose.
         footprint_bytes: memory on each side that the batches cycle through.
-        memory: ``registered``: memory that the caller has; ``allocated``: memory that the engine made, on both sides.
+        memory: ``registered``: memory that the caller has; ``allocated``: memory that the engine made, on both sides;
+            or that of GPUs, see `gpu_of`.
         tuning: settings of the engines.
         depth: transfers that each thread has under way at a time.
     """
@@ -164,7 +192,7 @@ class Work:
         if (
             work.op not in OPS
             or work.order not in ORDERS
-            or work.memory not in MEMORIES
+            or not is_memory(work.memory)
             or min(work.block_bytes, work.batch, work.threads, work.depth) < 1
             or work.batches < work.depth
         ):

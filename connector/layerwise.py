@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from moonpool.connector.jobs import LoadJob
     from moonpool.connector.layout import Int64s, PagedCache
     from moonpool.connector.moving import Pool
+    from moonpool.connector.ordering import Mark
     from moonpool.store_client import GetResults
     from moonpool.transfer_engine import TransferEngine
 
@@ -47,6 +48,7 @@ class _Step:
         tables: their blocks.
         computes: whether the step has a forward pass that waits for layers.
         until: when their time is over.
+        mark: work of the device that has to have ended before their blocks are filled.
         seconds: how long it took to bring them.
         come: how many groups of layers are there, as far as they come.
         waited: layers that the step has waited for.
@@ -58,6 +60,7 @@ class _Step:
     tables: list[Int64s]
     computes: bool
     until: float
+    mark: Mark
     seconds: float = 0.0
     come: int = 0
     waited: set[int] = field(default_factory=set)
@@ -110,7 +113,7 @@ class Layerwise:
         for load in loads:
             load.good, load.reason = load.chunks, "ok"
         tables = [self._cache.table(job.block_ids, job.begin_block) for job in jobs]
-        step = _Step(loads, tables, computes, min(load.until for load in loads))
+        step = _Step(loads, tables, computes, min(load.until for load in loads), self._cache.mark())
         step.thread = threading.Thread(target=self._bring, args=(step,), name="moonpool-layers", daemon=True)
         self._step = step
         step.thread.start()
@@ -198,6 +201,10 @@ class Layerwise:
 
     def _bring(self, step: _Step) -> None:
         try:
+            if not step.mark.reached(step.until):
+                with self._changed:
+                    self._fail(step, "late")
+                return
             for first, last in self._groups:
                 if not self._bring_group(step, first, last):
                     return

@@ -24,6 +24,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from moonpool.connector.ordering import Mark, mark_of
 from moonpool.errors import MoonpoolError
 from moonpool.transfer_engine import Region, TransferEngine, copy_batch
 
@@ -103,7 +104,8 @@ class PagedCache:
         regions: one for each storage.
 
     Raises:
-        CacheLayoutError: memory of a device, a layer that has no such view, or blocks that overlap.
+        CacheLayoutError: memory of a device that is no NVIDIA GPU, or of several devices, a layer that has no such
+            view, or blocks that overlap.
     """
 
     def __init__(
@@ -126,6 +128,7 @@ class PagedCache:
             known.append((layer, view.shape[0] // num_blocks, *view.shape[1:], str(view.dtype)))
         if not layers:
             raise CacheLayoutError("vLLM has no layers with a KV cache", hint="run without the connector")
+        self._device = device = _device_of(kv_caches)
         self.num_blocks = num_blocks
         self.chunk_blocks = chunk_blocks
         places = {layer: number for number, layer in enumerate(layers)}
@@ -141,7 +144,8 @@ class PagedCache:
         self.regions: list[Region] = []
         try:
             for storage in storages.values():
-                self.regions.append(engine.register((storage.address, storage.nbytes)))
+                where = (storage.address, storage.nbytes)
+                self.regions.append(engine.register(where if device.type == "cpu" else (*where, str(device))))
         except BaseException:
             self.release()
             raise
@@ -152,6 +156,10 @@ class PagedCache:
         """Withdraw the registrations; nothing may be under way."""
         for region in (*self.regions, self._sealing):
             region.release()
+
+    def mark(self) -> Mark:
+        """Return the point that the device has been given work up to. What is queued later may touch other blocks."""
+        return mark_of(self._device)
 
     def area_bytes(self, chunks: int) -> int:
         """Return how large an `Area` is for so many chunks together: for their seals, and for all of one of them."""
@@ -332,10 +340,10 @@ def _pages_of(layer: str, view: Any, num_blocks: int, order: str, storages: dict
         raise CacheLayoutError(
             f"layer {layer} keeps states of its own (Mamba) instead of a KV cache", hint="run without the connector"
         )
-    if view.device.type != "cpu":
+    if view.device.type not in ("cpu", "cuda"):
         raise CacheLayoutError(
             f"the KV cache of layer {layer} is in memory of device {view.device}",
-            hint="a CPU engine: this version moves CPU memory only",
+            hint="an engine on CPUs or NVIDIA GPUs: no other memory can be moved",
         )
     shape, item_bytes = tuple(view.shape), view.element_size()
     if len(shape) != 4 or num_blocks < 1 or shape[0] % num_blocks:
@@ -357,6 +365,16 @@ def _pages_of(layer: str, view: Any, num_blocks: int, order: str, storages: dict
     # Of a single block the stride means nothing.
     stride = split * strides[0] if num_blocks > 1 else storage.nbytes()
     return _Pages(address, view.data_ptr() - address, stride, runs, run_bytes)
+
+
+def _device_of(kv_caches: Mapping[str, Any]) -> Any:
+    devices = {str(view.device): view.device for view in kv_caches.values()}
+    if len(devices) > 1:
+        raise CacheLayoutError(
+            f"the layers of one worker are in memory of {', '.join(sorted(devices))}", hint="one device for a worker"
+        )
+    (device,) = devices.values()
+    return device
 
 
 def _runs(axes: list[tuple[int, int]], item_bytes: int) -> tuple[tuple[int, ...], int]:

@@ -120,9 +120,10 @@ class Loads(Crew[Load]):
 
     def begin(self, jobs: Iterable[LoadJob]) -> list[Load]:
         """Begin loads."""
-        now = time.monotonic()
+        now, mark = time.monotonic(), self._cache.mark()
         loads = [
-            Load(job=job, chunk_blocks=self._cache.chunk_blocks, began=now, until=now + job.timeout) for job in jobs
+            Load(job=job, chunk_blocks=self._cache.chunk_blocks, began=now, until=now + job.timeout, mark=mark)
+            for job in jobs
         ]
         with self._changed:
             for load in loads:
@@ -144,6 +145,8 @@ class Loads(Crew[Load]):
         """Load some chunks after the other."""
         table = self._cache.table(item.job.block_ids, item.job.begin_block)
         assert len(table) == item.chunks, "the plan has other blocks than chunks"
+        if not item.mark.reached(item.until):
+            return self._cut_short(item, "late")
         while item.good < item.chunks:
             client = self._pool.link.client
             if item.cancelled or item.until <= time.monotonic():

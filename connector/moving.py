@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar
 
+from moonpool.connector.ordering import AT_ONCE, Mark
 from moonpool.errors import MoonpoolError
 from moonpool.store_client import MasterUnavailableError
 
@@ -67,6 +68,7 @@ class Moving:
         cancelled: nobody needs it any more.
         started: when a thread took it up; 0: none has.
         seconds: how long that took.
+        mark: work of the device that has to have ended before its blocks are touched.
         reason: what came of it, as it is counted.
         state: how far it is. While it is running, its blocks are written or read.
     """
@@ -76,6 +78,7 @@ class Moving:
     cancelled: bool = False
     started: float = 0.0
     seconds: float = 0.0
+    mark: Mark = AT_ONCE
     reason: str = ""
     state: _State = _State.WAITING
 

@@ -115,13 +115,16 @@ class Prefetches(Crew[Fetch]):
             slots = np.array([at[key] for key in keys], dtype=np.int64)
             table = self._cache.table(job.block_ids, job.begin_block)
             assert len(table) == load.chunks, "the plan has other blocks than chunks"
-            self._cache.scatter(table, self._region, slots * self._cache.chunk_bytes)
-            load.good = load.chunks
+            if self._cache.mark().reached(load.until):
+                self._cache.scatter(table, self._region, slots * self._cache.chunk_bytes)
+                load.good = load.chunks
             with self._changed:
                 self._release(fetch)
             self._loaded.append(load)
             self._counts.add(
-                loads_ok=1, load_chunks=load.chunks, load_staged_bytes=len(table) * self._cache.chunk_bytes
+                load_chunks=load.good,
+                load_staged_bytes=load.good * self._cache.chunk_bytes,
+                **{"loads_ok" if load.good else "loads_late": 1},
             )
             self._counts.observe("load_seconds", time.monotonic() - load.began)
 

@@ -64,10 +64,10 @@ class Saves(Crew[Save]):
 
     def begin(self, jobs: Iterable[SaveJob]) -> None:
         """Begin saves. What is too many, or cannot go anywhere, ends at once."""
-        now, away = time.monotonic(), self._pool.link.client is None
+        now, away, mark = time.monotonic(), self._pool.link.client is None, self._cache.mark()
         with self._changed:
             for job in jobs:
-                save = Save(job=job, began=now, until=now + self._timeout)
+                save = Save(job=job, began=now, until=now + self._timeout, mark=mark)
                 if away:
                     self._refuse(save, "away")
                 elif len(self._queue) >= self._waiting_max:
@@ -85,6 +85,8 @@ class Saves(Crew[Save]):
             return "away" if client is None else "late"
         missing = np.flatnonzero(~client.exists(self._pool.namespace, job.hashes, timeout=left))
         self._pool.link.answered()
+        if not item.mark.reached(item.until):
+            return "late"
         table = self._cache.table(job.block_ids)
         hashes = np.frombuffer(job.hashes, dtype=np.uint8).reshape(-1, HASH_BYTES)
         parents = np.frombuffer(job.parent + job.hashes[:-HASH_BYTES], dtype=np.uint8).reshape(-1, HASH_BYTES)

@@ -108,7 +108,8 @@ cdef class Engine:
                  uint32_t regions_max, uint32_t peers_max, uint32_t notifications_max,
                  rdma_devices, uint32_t rdma_queue_pairs, uint32_t rdma_queue_pairs_max, uint32_t rdma_queue_depth,
                  uint32_t rdma_inline_bytes, uint32_t rdma_service_level, uint32_t rdma_traffic_class,
-                 uint32_t rdma_pkey_index, uint64_t rdma_registration_bytes_max):
+                 uint32_t rdma_pkey_index, uint64_t rdma_registration_bytes_max, bint cuda_staging,
+                 uint64_t cuda_staging_bytes):
         cdef mp_config config
         cdef uint8_t incarnation[16]
         cdef bytes name_text = encoded(name, "name", MP_CONFIG)
@@ -147,6 +148,8 @@ cdef class Engine:
         config.rdma_traffic_class = rdma_traffic_class
         config.rdma_pkey_index = rdma_pkey_index
         config.rdma_registration_bytes_max = rdma_registration_bytes_max
+        config.cuda_staging = cuda_staging
+        config.cuda_staging_bytes = cuda_staging_bytes
         self.open(&config)
         self.process = getpid()
         self.address = text(mp_engine_address(self.handle))
@@ -227,6 +230,25 @@ cdef class Engine:
         cdef Region region = new_object(region_type)
         region.owner = owner
         self.register_at(region, <void *><uintptr_t>address, length(nbytes), name, writable)
+        return region
+
+    def register_cuda(self, type region_type, address, nbytes, device, name, writable, owner):
+        """Memory of a GPU: `device` is its ordinal, -1 for whichever it is. Keeps a reference to `owner` likewise."""
+        cdef Region region = new_object(region_type)
+        cdef void *pointer_of_device = <void *><uintptr_t>address
+        cdef uint64_t size = length(nbytes)
+        cdef int32_t ordinal = device
+        cdef bytes name_text = encoded_or_none(name, "name", MP_INVALID_ARGUMENT)
+        cdef const char *name_pointer = pointer(name_text)
+        cdef uint32_t flags = MP_REGION_WRITABLE if flag(writable, "writable") else 0
+        cdef mp_error error
+        cdef mp_status status
+        region.owner = owner
+        with nogil:
+            status = mp_region_register_cuda(
+                self.handle, pointer_of_device, size, ordinal, name_pointer, flags, &region.handle, &error)
+        check(status, &error)
+        region.opened(self, name_text)
         return region
 
     cdef int register_at(self, Region region, void *address, uint64_t nbytes, object name, object writable) except -1:
@@ -426,40 +448,67 @@ cdef bytes joined_digests(const mp_memory *memories, size_t memories_count, whic
 
 
 def copy_batch(target, target_offsets, source, source_offsets, lengths):
-    """Copy ranges of one contiguous buffer into another one."""
+    """Copy ranges of one contiguous buffer into another one. Either may be a region of a GPU."""
     cdef Py_buffer views[2]
     cdef Column columns[3]
-    cdef Py_ssize_t i, count
+    cdef mp_region *regions[2]
+    cdef Py_ssize_t i, count, held = 0
     cdef size_t bad = 0
+    cdef mp_error error
     cdef mp_status status
+    both = (source, target)
     memset(columns, 0, sizeof(columns))
-    plain_buffer(source, &views[0], "source", "anything with a contiguous buffer")
+    memset(views, 0, sizeof(views))
     try:
-        plain_buffer(target, &views[1], "target", "anything with a contiguous buffer")
-        try:
-            if views[1].readonly:
-                raise mistake(MP_INVALID_ARGUMENT, "target is read-only", "a bytearray, an array or a region")
-            column_fill(&columns[0], target_offsets, "target_offsets")
-            column_fill(&columns[1], source_offsets, "source_offsets")
-            column_fill(&columns[2], lengths, "lengths")
-            count = common_count(columns, ("target_offsets", "source_offsets", "lengths"))
+        for i in range(2):
+            regions[i] = hold_side(both[i], &views[i], "target" if i else "source")
+            held += 1
+        if views[1].readonly:
+            raise mistake(MP_INVALID_ARGUMENT, "target is read-only", "a bytearray, an array or a region")
+        column_fill(&columns[0], target_offsets, "target_offsets")
+        column_fill(&columns[1], source_offsets, "source_offsets")
+        column_fill(&columns[2], lengths, "lengths")
+        count = common_count(columns, ("target_offsets", "source_offsets", "lengths"))
+        if regions[0] != NULL or regions[1] != NULL:
             with nogil:
-                status = mp_copy_batch(views[1].buf, views[1].len, columns[0].data, columns[0].stride, views[0].buf,
-                                       views[0].len, columns[1].data, columns[1].stride, columns[2].data,
-                                       columns[2].stride, count, &bad)
-            if status != MP_OK:
-                raise mistake(status, f"item {bad} is not inside the {views[0].len} bytes of source and the "
-                              f"{views[1].len} of target", "offset + length up to the end of both")
-        finally:
-            PyBuffer_Release(&views[1])
+                status = mp_region_copy_batch(
+                    regions[1], views[1].buf, views[1].len, columns[0].data, columns[0].stride, regions[0],
+                    views[0].buf, views[0].len, columns[1].data, columns[1].stride, columns[2].data,
+                    columns[2].stride, count, &error)
+            check(status, &error)
+            return
+        with nogil:
+            status = mp_copy_batch(views[1].buf, views[1].len, columns[0].data, columns[0].stride, views[0].buf,
+                                   views[0].len, columns[1].data, columns[1].stride, columns[2].data,
+                                   columns[2].stride, count, &bad)
+        if status != MP_OK:
+            raise mistake(status, f"item {bad} is not inside the {views[0].len} bytes of source and the "
+                          f"{views[1].len} of target", "offset + length up to the end of both")
     finally:
         for i in range(3):
             column_clear(&columns[i])
-        PyBuffer_Release(&views[0])
+        for i in range(held):
+            if regions[i] != NULL:
+                unpin(<Region>both[i])
+            else:
+                PyBuffer_Release(&views[i])
+
+
+cdef mp_region *hold_side(object side, Py_buffer *view, str what) except? NULL:
+    """Take the bytes of one side of a copy; or its handle where it is a region of a GPU, pinned."""
+    if isinstance(side, Region) and (<Region>side).info.flags & MP_REGION_CUDA:
+        if (<Region>side).handle == NULL:
+            raise mistake(MP_REGION_RELEASED, f"region {(<Region>side).name!r} is released", "a live region")
+        return pin(<Region>side)
+    plain_buffer(side, view, what, "anything with a contiguous buffer")
+    return NULL
 
 
 def probe_json():
     return json_text(NULL)
+
+
+include "_device.pxi"
 
 
 cdef str json_text(mp_engine *engine):

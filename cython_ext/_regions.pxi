@@ -68,6 +68,8 @@ cdef class Region:
     def __getbuffer__(self, Py_buffer *buffer, int flags):
         if self.released or self.handle == NULL:
             raise mistake(MP_REGION_RELEASED, f"region {self.name!r} is released", "a view taken while it was live")
+        if self.info.flags & MP_REGION_CUDA:
+            raise BufferError(f"region {self.name!r} is memory of a GPU, which no processor can read")
         PyBuffer_FillInfo(buffer, self, self.info.address, <Py_ssize_t>self.info.length,
                           not self.info.engine_owned and not self.info.flags & MP_REGION_WRITABLE, flags)
         self.uses += 1
@@ -106,6 +108,14 @@ cdef class Region:
     @property
     def shared(self):
         return self.info.flags & MP_REGION_SHARED != 0
+
+    @property
+    def location(self):
+        cdef char buffer[32]
+        if self.handle == NULL:
+            raise mistake(MP_REGION_RELEASED, f"region {self.name!r} is released", "its location while it is live")
+        mp_region_location(self.handle, buffer, sizeof(buffer))
+        return text(buffer)
 
     @property
     def page_bytes(self):

@@ -8,13 +8,18 @@ cdef struct Options:
     Py_buffer view
 
 
-cdef int options_fill(Options *options, object deadline, object deadline_at, object notify, object digest) except -1:
+cdef int options_fill(Options *options, object deadline, object deadline_at, object notify, object digest,
+                      object stream) except -1:
     cdef int64_t ns
     options.held = False
     options.raw.deadline_ns = options.raw.deadline_at_ns = 0
     options.raw.notify = NULL
     options.raw.notify_bytes = 0
     options.raw.digest = flag(digest, "digest")
+    options.raw.cuda_stream = 0
+    options.raw.cuda_stream_given = stream is not None
+    if stream is not None:
+        options.raw.cuda_stream = stream_handle(stream)
     if deadline is not None:
         ns = nanoseconds(deadline, "deadline")
         options.raw.deadline_ns = ns if ns > 0 else -1
@@ -28,6 +33,16 @@ cdef int options_fill(Options *options, object deadline, object deadline_at, obj
         options.raw.notify = options.view.buf if options.view.len > 0 else &nothing
         options.raw.notify_bytes = options.view.len
     return 0
+
+
+cdef uint64_t stream_handle(object stream) except? 0:
+    # As torch.cuda.Stream has it.
+    handle = getattr(stream, "cuda_stream", None)
+    if handle is None:
+        handle = stream
+    if not PyLong_CheckExact(handle) or not 0 <= handle < 1 << 64:
+        raise wrong_type("stream", stream, "the integer handle of a CUDA stream, or an object with cuda_stream")
+    return handle
 
 
 cdef inline void options_clear(Options *options) noexcept:
@@ -78,7 +93,7 @@ def prepare(Engine engine, type plan_type, peer, local, remote, local_offsets, r
     return plan
 
 
-def post(Engine engine, type transfer_type, plan, int op, indices, deadline, deadline_at, notify, digest):
+def post(Engine engine, type transfer_type, plan, int op, indices, deadline, deadline_at, notify, digest, stream):
     cdef Transfer transfer = new_object(transfer_type)
     cdef Column column
     cdef Options options
@@ -100,7 +115,7 @@ def post(Engine engine, type transfer_type, plan, int op, indices, deadline, dea
             column_fill(&column, indices, "indices")
             chosen = column.data
             count = 1 if column.count < 0 else column.count
-        options_fill(&options, deadline, deadline_at, notify, digest)
+        options_fill(&options, deadline, deadline_at, notify, digest, stream)
         with nogil:
             status = mp_plan_post(handle, <mp_op>op, chosen, count, &options.raw, &transfer.handle, &error)
     finally:
@@ -111,7 +126,7 @@ def post(Engine engine, type transfer_type, plan, int op, indices, deadline, dea
 
 
 def submit(Engine engine, type transfer_type, peer, int op, local, remote, local_offsets, remote_offsets, lengths,
-           deadline, deadline_at, notify, digest):
+           deadline, deadline_at, notify, digest, stream):
     """Submit one batch. With `remote` None, `local` is a list of tuples."""
     cdef Transfer transfer = new_object(transfer_type)
     cdef Batch batch = Batch()
@@ -123,7 +138,7 @@ def submit(Engine engine, type transfer_type, peer, int op, local, remote, local
     options.held = False
     try:
         batch.fill(local, remote, local_offsets, remote_offsets, lengths)
-        options_fill(&options, deadline, deadline_at, notify, digest)
+        options_fill(&options, deadline, deadline_at, notify, digest, stream)
         with nogil:
             status = mp_submit(transfer.peer.handle, <mp_op>op, &batch.raw, &options.raw, &transfer.handle, &error)
     finally:

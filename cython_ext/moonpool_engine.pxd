@@ -8,10 +8,12 @@ cdef extern from "moonpool/engine.h" nogil:
         MP_ABI_VERSION
         MP_REGION_WRITABLE
         MP_REGION_SHARED
+        MP_REGION_CUDA
         MP_HUGE_PAGES_AUTO
         MP_HUGE_PAGES_NEVER
         MP_HUGE_PAGES_REQUIRED
         MP_NUMA_ANY
+        MP_CUDA_ANY
         MP_DIGEST_LEAF_BYTES
 
     ctypedef struct mp_engine:
@@ -55,6 +57,7 @@ cdef extern from "moonpool/engine.h" nogil:
         MP_FORKED
         MP_SYSTEM
         MP_INTERNAL
+        MP_CUDA
 
     ctypedef struct mp_error:
         int32_t code
@@ -96,6 +99,8 @@ cdef extern from "moonpool/engine.h" nogil:
         uint32_t rdma_traffic_class
         uint32_t rdma_pkey_index
         uint64_t rdma_registration_bytes_max
+        int32_t cuda_staging
+        uint64_t cuda_staging_bytes
 
     void mp_config_init(mp_config *config)
     mp_status mp_engine_open(const mp_config *config, mp_engine **engine, mp_error *error)
@@ -128,6 +133,17 @@ cdef extern from "moonpool/engine.h" nogil:
                                  const mp_allocation *allocation, mp_region **region, mp_error *error)
     mp_status mp_region_register(mp_engine *engine, void *address, uint64_t nbytes, const char *name, uint32_t flags,
                                  mp_region **region, mp_error *error)
+    ctypedef enum mp_memory_kind:
+        MP_MEMORY_HOST
+        MP_MEMORY_PINNED
+        MP_MEMORY_DEVICE
+        MP_MEMORY_MANAGED
+
+    mp_status mp_region_register_cuda(mp_engine *engine, void *address, uint64_t nbytes, int32_t device,
+                                      const char *name, uint32_t flags, mp_region **region, mp_error *error)
+    mp_status mp_cuda_memory_kind(const void *address, uint64_t nbytes, mp_memory_kind *kind, int32_t *device,
+                                  mp_error *error)
+    size_t mp_region_location(const mp_region *region, char *buffer, size_t size)
     mp_status mp_region_release(mp_region *region, mp_error *error)
     void mp_region_free(mp_region *region)
     void mp_region_get_info(const mp_region *region, mp_region_info *info)
@@ -195,6 +211,8 @@ cdef extern from "moonpool/engine.h" nogil:
         const void *notify
         size_t notify_bytes
         int32_t digest
+        uint64_t cuda_stream
+        int32_t cuda_stream_given
 
     ctypedef enum mp_transfer_state:
         MP_RUNNING
@@ -240,6 +258,11 @@ cdef extern from "moonpool/engine.h" nogil:
                             size_t target_offsets_stride, const void *source, uint64_t source_bytes,
                             const int64_t *source_offsets, size_t source_offsets_stride, const int64_t *lengths,
                             size_t lengths_stride, size_t count, size_t *bad)
+    mp_status mp_region_copy_batch(mp_region *target_region, void *target, uint64_t target_bytes,
+                                   const int64_t *target_offsets, size_t target_offsets_stride,
+                                   mp_region *source_region, const void *source, uint64_t source_bytes,
+                                   const int64_t *source_offsets, size_t source_offsets_stride,
+                                   const int64_t *lengths, size_t lengths_stride, size_t count, mp_error *error)
 
     # ------------------------------------------------------------ notifications
     ctypedef struct mp_notification:

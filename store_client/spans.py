@@ -15,10 +15,12 @@ from moonpool.store_client.errors import ChunkRangeError, StoreArgumentError
 from moonpool.store_client.packing import Int64s
 from moonpool.transfer_engine import Region, TransferEngine, copy_batch, digest_batch, digest_joined
 
-__all__ = ["Cut", "Spans", "digests_of", "is_memory", "spans_of"]
+__all__ = ["Cut", "Spans", "digests_of", "is_memory", "on_device", "spans_of"]
 
 #: Items of a transfer of the engine.
 SPANS_MAX: Final = (1 << 32) - 1
+# Of memory of GPUs, as much is brought to the host at once to be looked at, or one range.
+_HOST_BYTES: Final = 16 << 20
 
 
 @dataclass
@@ -92,11 +94,16 @@ class Spans:
 
     def join(self, offset: int, length: int) -> memoryview:
         """Return a copy of a range."""
-        cut = self.cut(np.array([offset]), np.array([length]))
         joined = np.empty(length, dtype=np.uint8)
-        for region, some in self._by_region(cut):
-            copy_batch(joined, cut.skips[some], region, cut.offsets[some], cut.lengths[some])
+        self.copy_to(joined, np.array([0]), np.array([offset]), np.array([length]))
         return joined.data
+
+    def copy_to(self, target: Any, target_offsets: Int64s, offsets: Int64s, lengths: Int64s) -> None:
+        """Copy these ranges into ranges of `target`."""
+        cut = self.cut(offsets, lengths)
+        targets = target_offsets[cut.owners] + cut.skips
+        for region, some in self._by_region(cut):
+            copy_batch(target, targets[some], region, cut.offsets[some], cut.lengths[some])
 
     def _by_region(self, cut: Cut) -> Iterator[tuple[Region, Any]]:
         """Yield the regions, each with what selects its parts."""
@@ -109,9 +116,36 @@ class Spans:
 
 def digests_of(memory: Region | Spans, offsets: Int64s, lengths: Int64s) -> npt.NDArray[np.uint64]:
     """Return the digest of each range of a region or of spans."""
+    if on_device(memory):
+        return _digests_through_host(memory, offsets, lengths)
     if isinstance(memory, Spans):
         return memory.digests(offsets, lengths)
     return np.frombuffer(digest_batch(memory, offsets, lengths), dtype="<u8")
+
+
+def on_device(memory: Region | Spans) -> bool:
+    """Whether some of it is memory of a GPU, whose bytes no processor can look at."""
+    regions = memory.regions if isinstance(memory, Spans) else (memory,)
+    return any(region.location.startswith("cuda") for region in regions)
+
+
+def _digests_through_host(memory: Region | Spans, offsets: Int64s, lengths: Int64s) -> npt.NDArray[np.uint64]:
+    digests = np.empty(len(lengths), dtype="<u8")
+    ends = np.cumsum(lengths)
+    start = 0
+    while start < len(lengths):
+        before = ends[start - 1] if start else 0
+        stop = max(int(np.searchsorted(ends, before + _HOST_BYTES, side="right")), start + 1)
+        some = slice(start, stop)
+        room = np.empty(int(ends[stop - 1] - before), dtype=np.uint8)
+        places = ends[some] - lengths[some] - before
+        if isinstance(memory, Spans):
+            memory.copy_to(room, places, offsets[some], lengths[some])
+        else:
+            copy_batch(room, places, memory, offsets[some], lengths[some])
+        digests[some] = np.frombuffer(digest_batch(room, places, lengths[some]), dtype="<u8")
+        start = stop
+    return digests
 
 
 def is_memory(given: Any) -> bool:

@@ -15,7 +15,7 @@ from moonpool.store_client.errors import ChunkRangeError, StoreArgumentError
 from moonpool.store_client.leaves import table_bytes
 from moonpool.store_client.moves import Place
 from moonpool.store_client.packing import HEADER_BYTES, Int64s
-from moonpool.store_client.spans import Spans, is_memory, spans_of
+from moonpool.store_client.spans import Spans, is_memory, on_device, spans_of
 from moonpool.store_client.staging import ALIGN, Slice, StagingArea
 from moonpool.transfer_engine import Region, TransferEngine, copy_batch
 
@@ -123,10 +123,14 @@ class Registered(Memory):
 
     def value(self, item: int) -> memoryview:
         """See `Memory`."""
-        start = int(self.offsets[item])
+        start, length = int(self.offsets[item]), int(self.lengths[item])
         if isinstance(self.region, Spans):
-            return self.region.join(start, int(self.lengths[item]))
-        return memoryview(self.region).cast("B")[start : start + int(self.lengths[item])]
+            return self.region.join(start, length)
+        if on_device(self.region):
+            copied = np.empty(length, dtype=np.uint8)
+            copy_batch(copied, 0, self.region, start, length)
+            return copied.data
+        return memoryview(self.region).cast("B")[start : start + length]
 
     def accept(self, items: npt.NDArray[np.intp], source: Region, offsets: Int64s, lengths: Int64s) -> None:
         """See `Memory`."""

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         deadline_at: float | None
         notify: Buffer | None
         digest: bool
+        stream: Any
 
 
 __all__ = ["Notification", "TransferEngine"]
@@ -198,20 +199,27 @@ class TransferEngine:
         peers still reach, so do not.
 
         Args:
-            source: contiguous CPU memory: anything with the buffer protocol or ``__array_interface__``, a CPU tensor of
-                torch, or ``(address, nbytes)``, which the caller keeps valid until the region is released.
+            source: contiguous memory of the host or of a GPU: anything with the buffer protocol,
+                ``__array_interface__``, ``__cuda_array_interface__`` or ``__dlpack__``, a tensor of torch, or
+                ``(address, nbytes)``, which the caller keeps valid until the region is released. For memory of a GPU
+                that is ``(address, nbytes, "cuda:0")``. docs/gpu.md says how bytes get to it and from it.
             name: as in `allocate`.
             writable: whether peers may write it and reads may land in it.
 
         Raises:
-            ArgumentTypeError: `source` has no CPU memory that can be registered (GPU memory is not supported).
-            InvalidArgumentError: it is empty or not contiguous, or the name is taken or too long.
+            ArgumentTypeError: `source` has no memory that can be registered.
+            InvalidArgumentError: it is empty or not contiguous, is not of the kind or device that it says it is, or the
+                name is taken or too long.
+            CudaError: memory of a GPU, and the CUDA driver is missing or refused it.
             RegionReadOnlyError: it is read-only and `writable` is true.
             LimitError: ``regions_max`` regions are registered.
         """
-        view, address, nbytes, owner = find_memory(source, writable=writable)
-        if view is not None:
-            region = self._native.register_buffer(Region, view, name, writable)
+        memory = find_memory(source, writable=writable)
+        address, nbytes, owner = memory.address, memory.nbytes, memory.owner
+        if memory.view is not None:
+            region = self._native.register_buffer(Region, memory.view, name, writable)
+        elif memory.device is not None:
+            region = self._native.register_cuda(Region, address, nbytes, memory.device, name, writable, owner)
         else:
             region = self._native.register_address(Region, address, nbytes, name, writable, owner)
         return self._lifetime.adopt(region)
@@ -265,6 +273,7 @@ class TransferEngine:
         deadline_at: float | None = None,
         notify: Buffer | None = None,
         digest: bool = False,
+        stream: Any = None,
     ) -> Transfer:
         """Start to copy from regions of `peer` into regions of this engine; return at once.
 
@@ -288,6 +297,9 @@ class TransferEngine:
                 then is under way over connections from before, which `fence` at the peer ends.
             notify: up to 64 KiB that `peer` finds in its `notifications` after the bytes are in place.
             digest: compute a digest of every item at both ends and compare them; see `Transfer.digests`.
+            stream: a CUDA stream, as its integer handle or an object with ``cuda_stream`` (``torch.cuda.Stream``): no
+                byte is moved before what was queued there up to this call has ended. Needs a local region of a GPU.
+                None: the memory is ready.
 
         Returns:
             The transfer. A bad item gets its own status and does not hinder the others.
@@ -306,7 +318,7 @@ class TransferEngine:
             lengths = _rest(remote, remote_offsets, "remote_offsets")
         return _native.submit(
             self._native, Transfer, peer, _READ, local, remote, local_offsets, remote_offsets, lengths, deadline,
-            deadline_at, notify, digest,
+            deadline_at, notify, digest, stream,
         )  # fmt: skip
 
     @overload
@@ -335,6 +347,7 @@ class TransferEngine:
         deadline_at: float | None = None,
         notify: Buffer | None = None,
         digest: bool = False,
+        stream: Any = None,
     ) -> Transfer:
         """Start to copy from regions of this engine into regions of `peer`; return at once.
 
@@ -347,7 +360,7 @@ class TransferEngine:
             lengths = _rest(local, local_offsets, "local_offsets")
         return _native.submit(
             self._native, Transfer, peer, _WRITE, local, remote, local_offsets, remote_offsets, lengths, deadline,
-            deadline_at, notify, digest,
+            deadline_at, notify, digest, stream,
         )  # fmt: skip
 
     @overload
@@ -396,6 +409,7 @@ class TransferEngine:
         deadline_at: float | None = None,
         notify: Buffer | None = None,
         digest: bool = False,
+        stream: Any = None,
     ) -> Transfer:
         """Start a transfer of items of a plan; return at once.
 
@@ -407,6 +421,7 @@ class TransferEngine:
             deadline_at: as in `read`.
             notify: as in `read`.
             digest: as in `read`.
+            stream: as in `read`.
 
         Returns:
             The transfer. Its item ``i`` is the item ``indices[i]`` of the plan.
@@ -415,7 +430,7 @@ class TransferEngine:
             MoonpoolError: as `read` does. An index outside the plan is a bad item.
         """
         return _native.post(
-            self._native, Transfer, plan, _op_number(op), indices, deadline, deadline_at, notify, digest
+            self._native, Transfer, plan, _op_number(op), indices, deadline, deadline_at, notify, digest, stream
         )
 
     def notifications(self, timeout: float = 0.0) -> list[Notification]:

@@ -25,6 +25,7 @@ __all__ = [
     "ClosedError",
     "ConfigError",
     "ConnectError",
+    "CudaError",
     "DeadlineError",
     "DigestMismatchError",
     "ForkedError",
@@ -86,6 +87,7 @@ class Status(enum.IntEnum):
     FORKED = 26
     SYSTEM = 27
     INTERNAL = 28
+    CUDA = 29
 
 
 class InvalidArgumentError(MoonpoolError, ValueError):
@@ -242,6 +244,12 @@ class InternalError(MoonpoolError, RuntimeError):
     default_code = "INTERNAL"
 
 
+class CudaError(MoonpoolError, RuntimeError):
+    """The CUDA driver is missing, too old, or refused a call; the cause begins with its name for the error."""
+
+    default_code = "CUDA"
+
+
 class BatchError(MoonpoolError):
     """Some items of a transfer failed, each for its own reason. The items that were good have been transferred.
 
@@ -288,6 +296,7 @@ _EXCEPTIONS: Final[dict[int, type[MoonpoolError]]] = {
     Status.FORKED: ForkedError,
     Status.SYSTEM: SystemCallError,
     Status.INTERNAL: InternalError,
+    Status.CUDA: CudaError,
 }
 
 #: Causes that concern an item and leave the rest of its batch alone.

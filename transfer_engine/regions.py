@@ -37,6 +37,8 @@ class Region(_native.Region):
             with forked children, while other allocated memory is copied for them when either side writes.
         page_bytes: the page size of allocated memory, as far as it is certain: 2 MiB after ``huge_pages=True``. None
             for registered memory.
+        location: where it is: ``"cuda:0"``, or ``"cpu:1"`` with the NUMA node of its first page (``"cpu"`` while that
+            page was never touched). A region of a GPU has no buffer: no processor can read it.
         released: True once it has been released or its engine closed.
     """
 

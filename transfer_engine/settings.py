@@ -49,6 +49,8 @@ class EngineOptions(TypedDict, total=False):
     rdma_traffic_class: int
     rdma_pkey_index: int
     rdma_registration_bytes_max: int | str | None
+    cuda_staging: bool
+    cuda_staging_bytes: int | str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +68,8 @@ class EngineSettings:
     )
     transports: str = setting(
         "auto",
-        "Transports that may be used, separated by commas (local, shm, rdma, tcp), or auto for all that this host has. "
-        "Nothing else is ever used.",
+        "Transports that may be used, separated by commas (local, shm, cuda_ipc, rdma, tcp), or auto for all that this "
+        "host has. Nothing else is ever used.",
     )
     require: str | None = setting(
         None, "The one transport every transfer must use. Connecting to a peer over another one fails."
@@ -158,6 +160,19 @@ class EngineSettings:
         unit="bytes",
         minimum=2 << 20,
         maximum=1 << 40,
+    )
+    cuda_staging: bool = setting(
+        True,
+        "Whether memory of a GPU that neither a network adapter nor a copy between GPUs reaches passes through the "
+        "host. Without it that is an error: of its registration where there is RDMA, otherwise of the transfer.",
+    )
+    cuda_staging_bytes: int = setting(
+        64 << 20,
+        "Pinned host memory for each GPU whose memory no network adapter and no peer reaches by itself, allocated at "
+        "the first transfer that needs it.",
+        unit="bytes",
+        minimum=4 << 20,
+        maximum=16 << 30,
     )
 
     @classmethod
@@ -252,6 +267,8 @@ class EngineSettings:
             "rdma_traffic_class": self.rdma_traffic_class,
             "rdma_pkey_index": self.rdma_pkey_index,
             "rdma_registration_bytes_max": self.rdma_registration_bytes_max or 0,
+            "cuda_staging": self.cuda_staging,
+            "cuda_staging_bytes": self.cuda_staging_bytes,
         }
 
 

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from moonpool.bench.backends.base import Backend, InitiatorSide, Place, RowSide, TargetSide
+from moonpool.bench.backends.cuda_copy import CudaCopy
 from moonpool.bench.backends.mapped import MappedCopy
 from moonpool.bench.backends.memcpy import Memcpy
 from moonpool.bench.backends.mooncake_engine import Mooncake
 from moonpool.bench.backends.moonpool_engine import (
     MoonpoolAuto,
+    MoonpoolCudaIpc,
     MoonpoolLocal,
     MoonpoolNetwork,
     MoonpoolRdma,
@@ -22,6 +24,7 @@ from moonpool.bench.backends.nixl_agent import Nixl
 from moonpool.bench.backends.perftest import Perftest
 from moonpool.bench.backends.process_vm import ProcessVm
 from moonpool.bench.backends.sockets import RawSockets
+from moonpool.bench.work import has_gpu
 
 if TYPE_CHECKING:
     from moonpool.bench.work import Work
@@ -74,6 +77,10 @@ def backend_of(kind: str, work: Work) -> type[Backend]:
         kind: ``engine``, ``limit``, or a name in `COMPARED`.
         work: the row.
     """
+    if has_gpu(work.memory) and kind in ("engine", "limit"):
+        if kind == "limit":
+            return CudaCopy
+        return MoonpoolCudaIpc if work.transport == "shm" else ENGINES[work.transport]
     if kind == "engine":
         return MoonpoolNetwork if work.transport == NETWORK else ENGINES[work.transport]
     if kind == "limit":

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from moonpool.bench.gpu.memory import GpuMemory
     from moonpool.bench.measure import Window
     from moonpool.bench.work import Layout, Work
 
@@ -54,6 +55,7 @@ class RowSide:
         memory: this side's memory, the same array for all rows that share it.
         mode: what a limit waits for: ``acked`` or ``stream``.
         width: connections or copying threads a limit may use; 0: what suits it.
+        gpu: the memory that is moved where it is a GPU's; `memory` is its image. None: it is `memory`.
     """
 
     work: Work
@@ -62,6 +64,7 @@ class RowSide:
     memory: NDArray[np.uint8]
     mode: str
     width: int
+    gpu: GpuMemory | None = None
 
 
 class TargetSide(ABC):

@@ -23,7 +23,15 @@ if TYPE_CHECKING:
     from moonpool.transfer_engine import Peer, Region, Transfer
     from moonpool.transfer_engine.settings import EngineOptions
 
-__all__ = ["MoonpoolAuto", "MoonpoolLocal", "MoonpoolNetwork", "MoonpoolRdma", "MoonpoolShm", "MoonpoolTcp"]
+__all__ = [
+    "MoonpoolAuto",
+    "MoonpoolCudaIpc",
+    "MoonpoolLocal",
+    "MoonpoolNetwork",
+    "MoonpoolRdma",
+    "MoonpoolShm",
+    "MoonpoolTcp",
+]
 
 _REGION = "mooncake-bench"
 
@@ -92,7 +100,9 @@ class _Moonpool(Backend):
             self.close()
         if self._engine is None:
             self._memory = row.memory
-            self._region = self._open(row.work, target=target).register(row.memory, name=_REGION)
+            # As large as the image, which later rows may use more of.
+            here = row.memory if row.gpu is None else (row.gpu.address, len(row.memory), f"cuda:{row.gpu.device}")
+            self._region = self._open(row.work, target=target).register(here, name=_REGION)
             assert self._engine is not None
         return self._engine
 
@@ -141,6 +151,12 @@ class MoonpoolShm(_Moonpool):
     """To another process of this host, through shared memory or by the kernel's copy between processes."""
 
     transport = require = "shm"
+
+
+class MoonpoolCudaIpc(_Moonpool):
+    """To a GPU of another process of this host, from GPU to GPU."""
+
+    transport = require = "cuda_ipc"
 
 
 class MoonpoolAuto(_Moonpool):

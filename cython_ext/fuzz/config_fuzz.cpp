@@ -74,6 +74,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   take(17, &raw.rdma_pkey_index);
   take(18, &raw.rdma_registration_bytes_max);
   take(19, &raw.rdma_queue_pairs_max);
+  take(20, &raw.cuda_staging_bytes);
   std::string_view texts = source.rest();
   std::string hold[6];
   raw.name = text_of(&texts, &hold[0]);

@@ -17,7 +17,7 @@ namespace {
 
 void check(const rdma::Frame &frame) {
   const rdma::Header &header = frame.header;
-  FUZZ_CHECK(header.type >= rdma::kConnect && header.type <= rdma::kRail && header.status <= MP_INTERNAL);
+  FUZZ_CHECK(header.type >= rdma::kConnect && header.type <= rdma::kRail && header.status <= kLastStatus);
   FUZZ_CHECK(frame.message.size() <= 512);
   if (header.type != rdma::kFound || header.status != MP_OK) {
     FUZZ_CHECK(frame.found.keys.empty());
@@ -26,8 +26,8 @@ void check(const rdma::Frame &frame) {
   // Every byte of the region lies in a piece that has a key, and every piece has bytes.
   const rdma::Found &found = frame.found;
   FUZZ_CHECK(!found.keys.empty() && found.keys.size() <= rdma::kPiecesMax);
-  FUZZ_CHECK(found.length > 0 && found.piece_bytes > 0 && found.start + found.length >= found.start);
-  FUZZ_CHECK((found.length - 1) / found.piece_bytes == found.keys.size() - 1);
+  FUZZ_CHECK(found.length > 0 && found.start < found.piece_bytes && found.start + found.length >= found.start);
+  FUZZ_CHECK((found.start + found.length - 1) / found.piece_bytes == found.keys.size() - 1);
 }
 
 // Decodes frame after frame, each also with less than all of it.

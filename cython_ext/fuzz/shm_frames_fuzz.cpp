@@ -28,7 +28,7 @@ void check(const shm::CopyRequest &request) {
 }
 
 void check(const shm::CopyResponse &response) {
-  FUZZ_CHECK(response.header.status <= MP_INTERNAL);
+  FUZZ_CHECK(response.header.status <= kLastStatus);
   FUZZ_CHECK(response.failed.size() <= shm::kDescsPerFrameMax && response.digests.size() <= shm::kDescsPerFrameMax);
   for (size_t i = 0; i < response.failed.size(); ++i) {
     FUZZ_CHECK(i == 0 || response.failed[i].desc > response.failed[i - 1].desc);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "cuda_stager.hpp"
 #include "digest.hpp"
 #include "engine.hpp"
 #include "handles.hpp"
@@ -41,6 +42,7 @@ Error Batch::open(Peer &peer, const mp_batch &raw, Batch *out) {
     if (raw.remotes[i] == nullptr)
       return make_error(MP_INVALID_ARGUMENT, "a remote region is missing", "look each one up at the peer");
     if (Error error = peer.check_handle(*raw.remotes[i])) return error;
+    if ((raw.remotes[i]->flags & MP_REGION_CUDA) != 0) out->remote_on_device_ = true;
   }
   std::copy_n(raw.remotes[0]->incarnation, out->incarnation_.size(), out->incarnation_.begin());
   return {};
@@ -70,6 +72,7 @@ Item Batch::item(size_t i) const {
   if (!local.contains(static_cast<uint64_t>(local_offset), nbytes)) return item;
   if (nbytes > remote.length || offset > remote.length - nbytes) return item;
   item.local = local.base + local_offset;
+  item.on_device = local.device != nullptr;
   item.key = remote.key;
   item.offset = offset;
   item.length = nbytes;
@@ -128,8 +131,13 @@ mp_status check_direction(const Item &item, mp_op op) {
   return allowed ? MP_OK : MP_REGION_READ_ONLY;
 }
 
+static uint64_t piece_bytes(const Transfer &transfer, uint64_t slice_bytes) {
+  if (transfer.digest) return kDigestLeafBytes;
+  return transfer.in_pieces() ? std::min(slice_bytes, cuda::kPieceBytes) : slice_bytes;
+}
+
 DescBuilder::DescBuilder(Transfer &transfer, uint64_t slice_bytes)
-    : transfer_(transfer), piece_bytes_(transfer.digest ? kDigestLeafBytes : slice_bytes) {}
+    : transfer_(transfer), piece_bytes_(piece_bytes(transfer, slice_bytes)) {}
 
 void DescBuilder::add(uint32_t index, const Item &item) {
   std::vector<Desc> &descs = transfer_.descs;
@@ -144,7 +152,8 @@ void DescBuilder::add(uint32_t index, const Item &item) {
     }
   }
   for (uint64_t at = 0; at < item.length; at += piece_bytes_) {
-    descs.push_back({item.local + at, item.key, item.offset + at, std::min(piece_bytes_, item.length - at), index, 1});
+    descs.push_back({item.local + at, item.key, item.offset + at, std::min(piece_bytes_, item.length - at), index, 1,
+                     item.on_device});
   }
 }
 

@@ -17,6 +17,7 @@ struct Item {
   uint64_t offset;
   uint64_t length;
   uint8_t status;  // mp_status
+  bool on_device;  // `local`
   bool local_writable;
   bool remote_writable;
 };
@@ -33,11 +34,13 @@ class Batch {
   Error explain(size_t i, mp_status status) const;
   const std::vector<std::shared_ptr<Region>> &locals() const { return locals_; }
   const Id128 &incarnation() const { return incarnation_; }
+  bool remote_on_device() const { return remote_on_device_; }
 
  private:
   const mp_batch *raw_ = nullptr;
   std::vector<std::shared_ptr<Region>> locals_;
   Id128 incarnation_{};
+  bool remote_on_device_ = false;
 };
 
 // Collects items into the descriptors of a transfer.
@@ -60,6 +63,7 @@ struct Plan {
   std::vector<Item> items;
   std::vector<std::shared_ptr<Region>> locals;
   Id128 incarnation;
+  bool remote_on_device;
 };
 
 }  // namespace moonpool

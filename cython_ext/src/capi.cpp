@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "capi_support.hpp"
+#include "cuda_memory.hpp"
 
 using namespace moonpool;
 
@@ -36,6 +37,16 @@ Error unknown_flags() {
   return make_error(MP_INVALID_ARGUMENT, "unknown region flags", "MP_REGION_WRITABLE, or 0 when peers only read");
 }
 
+Error check_memory(const void *address, uint64_t nbytes, uint32_t flags) {
+  if (address == nullptr) return null_argument("address");
+  if (nbytes == 0) return make_error(MP_OUT_OF_RANGE, "cannot register 0 bytes", "register at least one byte");
+  const auto begin = reinterpret_cast<uintptr_t>(address);
+  if (begin + nbytes < begin) {
+    return make_error(MP_OUT_OF_RANGE, "address + length wraps around", "check the address and the length");
+  }
+  return (flags & ~MP_REGION_WRITABLE) != 0 ? unknown_flags() : Error{};
+}
+
 Error add_region(const std::shared_ptr<Engine> &engine, std::shared_ptr<Region> region, mp_region **out) {
   if (Error error = engine->add_region(region)) return error;
   *out = new mp_region{engine, std::move(region)};
@@ -51,6 +62,7 @@ void mp_config_init(mp_config *config) {
   config->abi_version = MP_ABI_VERSION;
   config->transports = "auto";
   config->spin_us = UINT32_MAX;
+  config->cuda_staging = 1;
   config->rdma_inline_bytes = UINT32_MAX;
 }
 
@@ -156,17 +168,53 @@ mp_status mp_region_register(mp_engine *engine, void *address, uint64_t nbytes, 
     Engine &core = *engine->engine;
     std::string text;
     if (Error bad = check_name(name, &text)) return bad;
-    if (address == nullptr) return null_argument("address");
-    if (nbytes == 0) return make_error(MP_OUT_OF_RANGE, "cannot register 0 bytes", "register at least one byte");
-    const auto begin = reinterpret_cast<uintptr_t>(address);
-    if (begin + nbytes < begin) {
-      return make_error(MP_OUT_OF_RANGE, "address + length wraps around", "check the address and the length");
-    }
-    if ((flags & ~MP_REGION_WRITABLE) != 0) return unknown_flags();
+    if (Error bad = check_memory(address, nbytes, flags)) return bad;
+    if (Error bad = cuda::check_host_memory(address, nbytes)) return bad;
     auto made = std::make_shared<Region>(core.next_region_id(), static_cast<uint8_t *>(address), nbytes,
                                          std::move(text), flags);
     return add_region(engine->engine, std::move(made), region);
   });
+}
+
+mp_status mp_region_register_cuda(mp_engine *engine, void *address, uint64_t nbytes, int32_t device, const char *name,
+                                  uint32_t flags, mp_region **region, mp_error *error) {
+  return call(engine, "engine", error, [&]() -> Error {
+    if (region == nullptr) return null_argument("region");
+    std::string text;
+    if (Error bad = check_name(name, &text)) return bad;
+    if (Error bad = check_memory(address, nbytes, flags)) return bad;
+    std::shared_ptr<cuda::DeviceMemory> memory;
+    if (Error bad = cuda::DeviceMemory::open(address, nbytes, device, &memory)) return bad;
+    auto made = std::make_shared<Region>(engine->engine->next_region_id(), static_cast<uint8_t *>(address), nbytes,
+                                         std::move(text), flags, std::move(memory));
+    return add_region(engine->engine, std::move(made), region);
+  });
+}
+
+mp_status mp_cuda_memory_kind(const void *address, uint64_t nbytes, mp_memory_kind *kind, int32_t *device,
+                              mp_error *error) {
+  return guarded(error, [&]() -> Error {
+    if (kind == nullptr || device == nullptr) return null_argument("kind or device");
+    if (Error bad = check_memory(address, nbytes, 0)) return bad;
+    Error bad;
+    const cuda::Driver *const driver = cuda::Driver::load(&bad);
+    if (driver == nullptr) return bad;
+    const auto begin = reinterpret_cast<cuda::Pointer>(address);
+    cuda::PointerFacts first, last;
+    if ((bad = cuda::pointer_facts(*driver, begin, &first))) return bad;
+    if ((bad = cuda::pointer_facts(*driver, begin + nbytes - 1, &last))) return bad;
+    if (first.kind != last.kind || first.device != last.device) {
+      return make_error(MP_INVALID_ARGUMENT, "the first and the last byte are of different kinds of memory",
+                        "check the address and the length");
+    }
+    *kind = static_cast<mp_memory_kind>(first.kind);
+    *device = first.device;
+    return {};
+  });
+}
+
+size_t mp_region_location(const mp_region *region, char *buffer, size_t size) {
+  return copy_out(region->region->location(), buffer, size);
 }
 
 mp_status mp_region_release(mp_region *region, mp_error *error) {

@@ -6,10 +6,22 @@
 
 #include "batch.hpp"
 #include "capi_support.hpp"
+#include "cuda_memory.hpp"
 
 using namespace moonpool;
 
 namespace {
+
+// Once for each region of a transfer, however many pieces it has.
+Error check_device(const Transfer &transfer, const Region &region) {
+  if (transfer.device != nullptr && transfer.device->context() != region.device->context()) {
+    return make_error(MP_INVALID_ARGUMENT, "the local regions are memory of several GPUs or contexts",
+                      "one transfer for each of them");
+  }
+  Error error = region.device->check_alive();
+  if (error) error.message = "local " + region.label() + ": " + error.message;
+  return error;
+}
 
 std::shared_ptr<Transfer> make_transfer(const std::shared_ptr<Peer> &peer, mp_op op, const mp_options &options,
                                         const Id128 &incarnation, const std::vector<std::shared_ptr<Region>> &locals,
@@ -27,7 +39,17 @@ std::shared_ptr<Transfer> make_transfer(const std::shared_ptr<Peer> &peer, mp_op
       return nullptr;
     }
     transfer->locals.push_back(region);
+    if (region->device == nullptr) continue;
+    if ((*error = check_device(*transfer, *region))) return nullptr;
+    transfer->device = region->device;
   }
+  if (options.cuda_stream_given != 0 && transfer->device == nullptr) {
+    *error = make_error(MP_INVALID_ARGUMENT, "a CUDA stream was given, but no local region is memory of a GPU",
+                        "wait for the stream before the transfer, or leave it out");
+    return nullptr;
+  }
+  transfer->after_stream = options.cuda_stream_given != 0;
+  transfer->cuda_stream = options.cuda_stream;
   if (options.notify != nullptr) {
     transfer->notify.assign(static_cast<const char *>(options.notify), options.notify_bytes);
     transfer->has_notify = true;
@@ -71,6 +93,7 @@ mp_status mp_submit(mp_peer *peer, mp_op op, const mp_batch *batch, const mp_opt
     auto made = make_transfer(peer->peer, op, chosen, checked.incarnation(), checked.locals(), &bad);
     if (made == nullptr) return bad;
     made->count = checked.count();
+    made->remote_on_device = checked.remote_on_device();
     DescBuilder builder(*made, peer->peer->engine().config.slice_bytes);
     for (size_t i = 0; i < made->count; ++i) {
       const Item item = checked.item(i);
@@ -91,7 +114,8 @@ mp_status mp_plan_create(mp_peer *peer, const mp_batch *batch, mp_plan **plan, m
     if (batch == nullptr || plan == nullptr) return null_argument("batch or plan");
     Batch checked;
     if (Error bad = Batch::open(*peer->peer, *batch, &checked)) return bad;
-    auto made = std::make_shared<Plan>(Plan{peer->peer, {}, checked.locals(), checked.incarnation()});
+    auto made = std::make_shared<Plan>(
+        Plan{peer->peer, {}, checked.locals(), checked.incarnation(), checked.remote_on_device()});
     made->items.reserve(checked.count());
     for (size_t i = 0; i < checked.count(); ++i) {
       const Item item = checked.item(i);
@@ -117,6 +141,7 @@ mp_status mp_plan_post(mp_plan *plan, mp_op op, const int64_t *indices, size_t c
     auto made = make_transfer(core.peer, op, chosen, core.incarnation, core.locals, &bad);
     if (made == nullptr) return bad;
     made->count = n;
+    made->remote_on_device = core.remote_on_device;
     DescBuilder builder(*made, core.peer->engine().config.slice_bytes);
     for (size_t i = 0; i < n; ++i) {
       const int64_t index = indices == nullptr ? static_cast<int64_t>(i) : indices[i];

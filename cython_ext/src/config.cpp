@@ -135,6 +135,7 @@ Error resolve_config(const mp_config &raw, const std::vector<std::unique_ptr<Tra
     config->secret.assign(reinterpret_cast<const char *>(raw.secret), raw.secret_bytes);
   }
   config->insecure = raw.insecure != 0;
+  config->cuda_staging = raw.cuda_staging != 0;
   if (Error error = choose_transports(raw, transports, config)) return error;
   const unsigned cpus = cpu_count();
   const uint32_t lanes = cpus >= 8 ? 4 : 2;
@@ -153,6 +154,9 @@ Error resolve_config(const mp_config &raw, const std::vector<std::unique_ptr<Tra
       (error = bounded("notifications_max", raw.notifications_max, 65536u, 1u, 1u << 24, &config->notifications_max))) {
     return error;
   }
+  error = bounded<uint64_t>("cuda_staging_bytes", raw.cuda_staging_bytes, 64u << 20, 4u << 20, uint64_t{16} << 30,
+                            &config->cuda_staging_bytes);
+  if (error) return error;
   config->spin_us = raw.spin_us == UINT32_MAX ? (cpus > 1 ? 50 : 0) : raw.spin_us;
   if (config->spin_us > 10000) return out_of_bounds("spin_us", config->spin_us, 0, 10000);
   return resolve_rdma(raw, transports, config);

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "cuda_ipc_server_lane.hpp"
 #include "peer.hpp"
 #include "rdma_link.hpp"
 #include "rdma_server_lane.hpp"
@@ -81,7 +82,8 @@ Engine::Engine(Config resolved, std::vector<std::unique_ptr<Transport>> all)
       transports(std::move(all)),
       identity{config.name, random_id(), config.secret},
       regions(config.regions_max),
-      notifications(config.notifications_max) {}
+      notifications(config.notifications_max),
+      staging(config.cuda_staging_bytes, config.spin_us) {}
 
 Engine::~Engine() { close(); }
 
@@ -129,7 +131,8 @@ Error Engine::listen() {
   acceptors_.push_back(std::make_shared<Acceptor>(*this, *io_[0], std::move(fd)));
   if (Error error = acceptors_.back()->start()) return error;
   const auto &names = config.transports;
-  if (std::find(names.begin(), names.end(), "shm") != names.end()) listen_on_host();
+  const auto on_host = [](const std::string &name) { return name == "shm" || name == "cuda_ipc"; };
+  if (std::any_of(names.begin(), names.end(), on_host)) listen_on_host();
   return {};
 }
 
@@ -223,6 +226,8 @@ Admission Engine::admit_lane(const wire::Hello &hello, IoThread &io) {
             std::shared_ptr<ServerLane> lane;
             if (kind == wire::kShm) {
               lane = std::make_shared<ShmServerLane>(*this, io, std::move(fd));
+            } else if (kind == wire::kCudaIpc) {
+              lane = std::make_shared<CudaIpcServerLane>(*this, io, std::move(fd));
             } else if (kind == wire::kRdma) {
               lane = std::make_shared<RdmaServerLane>(*this, io, std::move(fd), session);
             } else {
@@ -280,6 +285,7 @@ Error Engine::fence(const Id128 &incarnation, uint32_t *sessions) {
 
 Error Engine::add_region(const std::shared_ptr<Region> &region) {
   if (Error error = register_rdma(*region)) return error;
+  if (region->device != nullptr) has_gpu_memory_.store(true);
   if (region->name.empty()) return {};
   std::lock_guard announce(announce_mutex_);
   if (closing_.load()) return make_error(MP_CLOSED, "the engine is closed");
@@ -308,6 +314,12 @@ Error Engine::release_region(Region &region) {
   }
   region.wait_unserved();
   if (region.stop_sharing(now_ns() + int64_t{config.progress_timeout_ms} * kMillisecond)) return {};
+  if (region.device != nullptr) {
+    return make_error(MP_REGION_BUSY,
+                      region.label() + " is withdrawn, but a copy that a peer on this host began has not ended",
+                      "continue or kill that process and release the region again: memory of a GPU cannot be moved "
+                      "out of its way");
+  }
   return make_error(
       MP_REGION_BUSY, region.label() + " is withdrawn, but a peer on this host was stopped in the middle of a copy",
       "continue or kill that process and release the region again: there is no memory to move its bytes to");
@@ -345,7 +357,23 @@ void Engine::run(const std::shared_ptr<Transfer> &transfer) {
     return;
   }
   arm_deadline(transfer->deadline_ns);
+  if (transfer->after_stream) return run_after_stream(transfer);
   transfer->peer->submit(transfer);
+}
+
+// Whatever path it takes, none of it is begun before.
+void Engine::run_after_stream(const std::shared_ptr<Transfer> &transfer) {
+  const auto go_on = [transfer](const Error &error) {
+    if (error) return transfer->fail(error);
+    if (transfer->stopping()) return transfer->fail(transfer->stop_cause());
+    transfer->peer->submit(transfer);
+  };
+  const Error error =
+      staging.stager(transfer->device)
+          ->after_stream(
+              transfer->cuda_stream, [transfer] { return transfer->stopping(); },
+              [this, go_on](const Error &failed) { next_io().post([go_on, failed] { go_on(failed); }); });
+  if (error) transfer->fail(error);
 }
 
 Error Engine::deadline_cause(const Transfer &transfer) {
@@ -412,12 +440,14 @@ void Engine::close() {
   for (const auto &session : sessions) session->close();
   // One patience for all of them: a client that was stopped may have been at work in many.
   const int64_t until = now_ns() + int64_t{config.progress_timeout_ms} * kMillisecond;
+  staging.begin_close(until);
   for (const auto &region : regions.all()) {
     region->release_for_good();
     withdraw_rdma(*region);
     region->wait_unserved();
     region->stop_sharing(until);
   }
+  staging.join();
   if (rdma != nullptr) rdma->unwatch();
   for (const auto &io : io_) io->stop();
   // What the threads had not got to, such as the last words of broken lanes.

@@ -10,6 +10,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "cuda_export.hpp"
+#include "cuda_stager.hpp"
 #include "handshake.hpp"
 #include "io_thread.hpp"
 #include "link.hpp"
@@ -42,6 +44,8 @@ struct Config {
   uint32_t regions_max = 0;
   uint32_t peers_max = 0;
   uint32_t notifications_max = 0;
+  bool cuda_staging = true;
+  uint64_t cuda_staging_bytes = 0;
   RdmaConfig rdma;
 };
 
@@ -95,6 +99,13 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // The engine owns a link while it connects, and tells it of ports that go up and down as long as it lives.
   void rdma_link_made(const std::shared_ptr<RdmaLink> &link);
   void rdma_link_settled(const RdmaLink &link);
+  // Devices have written memory: GPUs see it when this returns. For a transfer: memory of its own.
+  void flush_gpu_writes();
+  void flush_gpu_writes(const Transfer &transfer);
+  // Whether memory of a GPU has been registered.
+  bool has_gpu_memory() const { return has_gpu_memory_.load(std::memory_order_relaxed); }
+  // Why memory was not registered for RDMA, the latest time; "" when all was.
+  std::string registration_problem() const;
   // Lanes wait for queue pairs: idle ones give theirs up as long as that is so.
   void make_room_for_queue_pairs();
 
@@ -107,6 +118,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   TransferList running;
   NotificationQueue notifications;
   Stats stats;
+  cuda::Staging staging;
   std::shared_ptr<RdmaHost> rdma;  // nullptr: not among the transports
 
  private:
@@ -117,6 +129,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Error open_rdma();
   void make_room();
   Error register_rdma(Region &region);
+  Error try_register_rdma(Region &region);
   bool withdraw_rdma(Region &region);
   void greet_client(Fd fd);
   Admission admit(const wire::Hello &hello, IoThread &io);
@@ -125,6 +138,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<std::shared_ptr<Session>> all_sessions() const;
   // nullptr: it has ended.
   std::shared_ptr<Session> find_session(const Id128 &token, const Id128 &client) const;
+  void run_after_stream(const std::shared_ptr<Transfer> &transfer);
   void arm_deadline(int64_t deadline_ns);
   void check_deadlines();
   static Error deadline_cause(const Transfer &transfer);
@@ -150,6 +164,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<std::weak_ptr<RdmaLink>> rdma_links_;
   std::vector<std::shared_ptr<RdmaLink>> rdma_connecting_;
   std::atomic<bool> making_room_{false};
+  std::atomic<bool> has_gpu_memory_{false};
+  cuda::WriteFlush write_flush_;
+  std::string registration_problem_;
 };
 
 }  // namespace moonpool

@@ -14,6 +14,22 @@ namespace {
 
 constexpr int64_t kRoomNs = 10 * kMillisecond;
 
+pci::Distance distance_of(const RdmaDevice &device, const Region &region, const pci::Place &gpu) {
+  if (region.device != nullptr) return pci::distance(device.place, gpu);
+  const int here = numa_node_of(region.base), there = device.place.numa_node;
+  return here < 0 || there < 0 || here == there ? pci::kSameSwitch : pci::kSameHostBridge;
+}
+
+// As Region::set_distances takes them.
+uint64_t distances_of(const RdmaHost &host, const Region &region) {
+  const pci::Place gpu = region.device == nullptr ? pci::Place{} : cuda::place_of(*region.device);
+  uint64_t distances = 0;
+  for (size_t i = 0; i < std::min<size_t>(host.devices().size(), 16); ++i) {
+    distances |= uint64_t{distance_of(*host.devices()[i], region, gpu)} << (4 * i);
+  }
+  return distances;
+}
+
 }  // namespace
 
 Error Engine::open_rdma() {
@@ -87,18 +103,41 @@ void Engine::make_room() {
   });
 }
 
-// A region that no device takes goes over other paths, unless RDMA is required.
+// A region that no device takes goes over other paths, unless RDMA is required, or those that a GPU's takes are off.
 Error Engine::register_rdma(Region &region) {
   if (rdma == nullptr || rdma->devices().empty()) return {};
+  Error error = try_register_rdma(region);
+  if (!error) return {};
+  stats.regions_not_registered.fetch_add(1);
+  std::lock_guard lock(mutex_);
+  registration_problem_ = error.message + (error.cause.empty() ? "" : ": " + error.cause);
+  const bool needed = config.require == "rdma" || (region.device != nullptr && !config.cuda_staging);
+  return needed ? error : Error{};
+}
+
+Error Engine::try_register_rdma(Region &region) {
   std::shared_ptr<RdmaMemory> registrations;
-  Error error = RdmaMemory::make(*rdma, config.rdma, region.base, region.length, region.writable(), &registrations);
-  if (error) {
-    stats.regions_not_registered.fetch_add(1);
-    return config.require == "rdma" ? error : Error{};
+  if (region.device != nullptr) {
+    if (region.device->managed()) {
+      return make_error(MP_TRANSPORT_UNAVAILABLE, "managed memory is not registered for RDMA",
+                        "cudaMalloc instead of cudaMallocManaged");
+    }
+    if (Error error = cuda::keep_in_order(*region.device)) return error;
+  }
+  const RdmaMemory::Source source{region.base, region.length, region.writable(), region.device.get()};
+  if (Error error = RdmaMemory::make(*rdma, config.rdma, source, &registrations)) return error;
+  if (region.device != nullptr) {
+    write_flush_.add(region.device);
+    (registrations->route() == RdmaMemory::Route::kDmabuf ? stats.regions_dmabuf : stats.regions_peermem).fetch_add(1);
   }
   region.set_rdma(std::move(registrations));
-  region.set_numa_node(numa_node_of(region.base));  // its pages are there now
+  region.set_distances(distances_of(*rdma, region));  // its pages are there now
   return {};
+}
+
+std::string Engine::registration_problem() const {
+  std::lock_guard lock(mutex_);
+  return registration_problem_;
 }
 
 // False when a device does not let go of the memory yet.
@@ -106,8 +145,21 @@ bool Engine::withdraw_rdma(Region &region) {
   const std::shared_ptr<RdmaMemory> registrations = region.rdma();
   if (registrations == nullptr) return true;
   if (!registrations->close()) return false;
+  if (region.device != nullptr) write_flush_.remove(region.device);
   region.set_rdma(nullptr);
   return true;
+}
+
+// With a context that has died nobody will see what came: whoever uses the memory is told by the driver.
+void Engine::flush_gpu_writes() {
+  if (write_flush_.needed() && write_flush_.flush()) stats.gpu_flushes_failed.fetch_add(1);
+}
+
+void Engine::flush_gpu_writes(const Transfer &transfer) {
+  if (!write_flush_.needed()) return;
+  const auto &locals = transfer.locals;
+  const auto of_gpu = [](const auto &region) { return region->device != nullptr; };
+  if (std::any_of(locals.begin(), locals.end(), of_gpu)) flush_gpu_writes();
 }
 
 }  // namespace moonpool

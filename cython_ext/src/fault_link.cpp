@@ -19,6 +19,8 @@ class ShadowTransfer final : public Transfer {
         plan_(plan) {
     count = real_->count;
     target_incarnation = real_->target_incarnation;
+    remote_on_device = real_->remote_on_device;
+    staged = real_->staged;
     auto failing = plan_.failing.begin();
     for (uint32_t i = 0; i < real_->descs.size(); ++i) {
       if (failing != plan_.failing.end() && *failing == i) {
@@ -157,7 +159,7 @@ void FaultLink::pass_on(const std::shared_ptr<Transfer> &transfer, const FaultPl
   const auto shadow = std::make_shared<ShadowTransfer>(transfer, weak_from_this(), plan);
   const bool moves = !shadow->descs.empty();
   if (moves) {
-    shadow->set_link(inner_);
+    shadow->set_carrier(inner_);
     std::lock_guard lock(mutex_);
     shadows_[transfer.get()] = shadow;
   }
@@ -184,7 +186,7 @@ void FaultLink::ended(const Transfer &real) {
 }
 
 void FaultLink::adopt(std::vector<Work> work, const Error &cause) {
-  for (const Work &one : work) one.transfer->set_link(inner_);
+  for (const Work &one : work) one.transfer->set_carrier(inner_);
   inner_->adopt(std::move(work), cause);
 }
 

@@ -27,6 +27,8 @@ class FaultTransport final : public Transport {
     return inner_->unreachable(engine, incarnation, offer);
   }
   bool comes_back() const override { return inner_->comes_back(); }
+  bool suits(const Transfer &transfer) const override { return inner_->suits(transfer); }
+  bool for_gpus_only() const override { return inner_->for_gpus_only(); }
   void connect(const std::shared_ptr<Peer> &peer, std::string_view offer, int64_t deadline_ns,
                Connected connected) override;
   FaultRules &rules() const { return *rules_; }

@@ -15,7 +15,7 @@ Error check_probability(const char *name, double value) {
 }
 
 Error check_status(const char *name, int32_t status) {
-  if (status > MP_PENDING && status <= MP_INTERNAL && status != MP_WAIT_TIMEOUT) return {};
+  if (status > MP_PENDING && status <= kLastStatus && status != MP_WAIT_TIMEOUT) return {};
   return make_error(MP_CONFIG, std::string(name) + " is " + std::to_string(status) + ", which no transfer fails with",
                     "an mp_status such as MP_PEER_LOST");
 }

@@ -352,7 +352,7 @@ class Greeter final : public Exchange {
       send(challenge_);
       return close(MP_VERSION);
     }
-    if (hello_.kind < wire::kControl || hello_.kind > wire::kRdma) {
+    if (hello_.kind < wire::kControl || hello_.kind > wire::kCudaIpc) {
       challenge_.status = MP_PROTOCOL;
       wire::set_text(challenge_.message, "a connection of an unknown kind");
       send(challenge_);

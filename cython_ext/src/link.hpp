@@ -19,14 +19,12 @@ class Engine;
 class Peer;
 
 // One transport to one peer.
-class Link {
+class Link : public Carrier {
  public:
-  virtual ~Link() = default;
-  virtual const char *path() const = 0;
   // Whether it is `other`, or passes work on to it.
   virtual bool is(const Link &other) const { return this == &other; }
   // Whether it can move every descriptor of the transfer.
-  virtual bool takes(const Transfer &) const { return true; }
+  virtual bool takes(const Transfer &transfer) const { return transfer.device == nullptr; }
   // Whether it would carry a transfer now.
   virtual bool usable() const { return true; }
   // What it cannot do although it is connected, for people; "" as a rule, but not when it is not usable.
@@ -35,11 +33,6 @@ class Link {
   virtual void submit(const std::shared_ptr<Transfer> &transfer) = 0;
   // Goes on with what another path of the same peer could not finish. Nothing of it is being applied any more.
   virtual void adopt(std::vector<Work> work, const Error &cause) = 0;
-  // When it returns no byte is written to local memory for `transfer` any more, or the transfer stays unfinished until
-  // that is so; what a peer may still be applying is reported when it is known to have ended.
-  virtual void cancel(Transfer &transfer) = 0;
-  // A waiting thread offers to do the work itself until `until`. May return at once.
-  virtual void assist(Transfer &transfer, int64_t until) = 0;
   // The peer's answer to a fence that the link asked for.
   virtual void fenced(uint64_t) {}
   // What the peer has to say of itself has changed since the link was made.
@@ -76,6 +69,10 @@ class Transport {
   virtual std::string offer(const Engine &) const { return {}; }
   // "" when `engine` reaches the peer that made the offer, otherwise why not.
   virtual std::string unreachable(const Engine &engine, const Id128 &incarnation, std::string_view offer) const = 0;
+  // Whether a link of it might take the transfer, as far as that is known without one.
+  virtual bool suits(const Transfer &transfer) const { return transfer.device == nullptr; }
+  // It moves memory of GPUs and nothing else, so that it is not what a peer is reached over.
+  virtual bool for_gpus_only() const { return false; }
   // Whether that answer may become another one while the peer stays connected.
   virtual bool comes_back() const { return false; }
   // `connected` may be called before this returns, or later on an I/O thread, in any case before `deadline_ns` plus the
@@ -88,6 +85,7 @@ class Transport {
 std::vector<std::unique_ptr<Transport>> all_transports();
 std::unique_ptr<Transport> make_local_transport();
 std::unique_ptr<Transport> make_shm_transport();
+std::unique_ptr<Transport> make_cuda_ipc_transport();
 std::unique_ptr<Transport> make_rdma_transport();
 std::unique_ptr<Transport> make_tcp_transport();
 

@@ -34,6 +34,9 @@ class LocalLink final : public CopyLink {
       : CopyLink(peer, "local"), target_(std::move(target)), lane_(std::move(lane)) {}
   ~LocalLink() override { lane_->close(); }
 
+  // Memory of a device is reached over tcp, whose server stages it.
+  bool takes(const Transfer &transfer) const override { return !transfer.in_pieces(); }
+
  private:
   void copy(const Work &work) override {
     const std::shared_ptr<Engine> target = target_.lock();

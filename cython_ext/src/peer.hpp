@@ -64,6 +64,8 @@ class Peer : public std::enable_shared_from_this<Peer> {
   Id128 incarnation() const;
   // A port of this engine went up or down: asks again for the paths that were not possible.
   void reconsider_paths();
+  // Why cheaper paths are not used.
+  std::string fallback() const;
   // Whether a region is announced.
   bool knows(uint64_t key) const;
   std::vector<SocketAddress> resolved() const { return resolved_; }
@@ -90,6 +92,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
     int64_t retry_at = 0;
   };
 
+  bool reaches_device(const Transfer &transfer) const;
   void keep(const std::shared_ptr<Transfer> &transfer);
   bool park(const Work &work, const Error &cause);
   void start_dial_locked(int64_t deadline_ns);

@@ -5,6 +5,7 @@
 
 #include "engine.hpp"
 #include "peer.hpp"
+#include "staged_run.hpp"
 
 namespace moonpool {
 
@@ -99,11 +100,14 @@ void Peer::advance() {
   {
     std::lock_guard lock(mutex_);
     if (state_ != State::kConnecting) return;
-    for (Path &path : paths_) {
-      if (!path.possible || !path.why_not.empty()) continue;
-      next = path.transport;
-      path.connecting = true;
-      break;
+    for (const bool for_gpus : {false, true}) {
+      for (Path &path : paths_) {
+        if (path.transport->for_gpus_only() != for_gpus || !path.possible || !path.why_not.empty()) continue;
+        next = path.transport;
+        path.connecting = true;
+        break;
+      }
+      if (next != nullptr) break;
     }
   }
   if (next != nullptr) return connect_path(*next);
@@ -221,6 +225,8 @@ std::shared_ptr<Link> Peer::route(const Transfer &transfer, const Link *except, 
         if (path.link != nullptr) {
           const bool excepted = except != nullptr && path.link->is(*except);
           if (!excepted && path.link->takes(transfer)) return path.link;
+        } else if (!path.transport->suits(transfer)) {
+          continue;
         } else if (path.connecting) {
           wait = true;
         } else if (path.possible && path.retry_at <= now_ns()) {
@@ -260,8 +266,11 @@ void Peer::move_on(std::vector<Work> work, const Link *from, const Error &cause)
     } while (link == nullptr && !error && !park(one, cause));
     if (link != nullptr) {
       engine_->stats.retries.fetch_add(1);
-      one.transfer->set_link(link);
+      one.transfer->set_carrier(link);
       link->adopt({one}, cause);
+    } else if (error && one.transfer->device != nullptr && !one.transfer->stopping()) {
+      engine_->stats.retries.fetch_add(1);
+      StagedRun::adopt(one);
     } else if (error || one.transfer->stopping()) {
       fail_work({one}, cause);
     }
@@ -286,23 +295,36 @@ bool Peer::park(const Work &work, const Error &cause) {
 const Peer::Path *Peer::current_path_locked() const {
   if (state_ != State::kReady) return nullptr;
   for (const Path &path : paths_) {
-    if (path.link != nullptr && path.link->usable()) return &path;
+    if (path.link != nullptr && path.link->usable() && !path.transport->for_gpus_only()) return &path;
   }
   const int64_t now = now_ns();
   for (const Path &path : paths_) {
+    if (path.transport->for_gpus_only()) continue;
     if (path.link == nullptr && (path.connecting || (path.possible && path.retry_at <= now))) return &path;
   }
-  return nullptr;
+  const auto only = std::find_if(paths_.begin(), paths_.end(),
+                                 [](const Path &path) { return path.link != nullptr && path.link->usable(); });
+  return only == paths_.end() ? nullptr : &*only;
+}
+
+std::string Peer::fallback() const {
+  std::lock_guard lock(mutex_);
+  return fallback_locked();
 }
 
 // Why the paths are not used that would be cheaper than the one in use.
 std::string Peer::fallback_locked() const {
   const Path *const current = current_path_locked();
+  const bool gpus = engine_->has_gpu_memory();
+  bool dearer = false;  // than the current one
   std::string text;
   for (const Path &path : paths_) {
+    const bool counts = path.transport->for_gpus_only() ? gpus : !dearer;
     const std::string reason = path.link != nullptr ? path.link->shortcoming() : path.why_not;
-    if (!reason.empty()) text += (text.empty() ? "" : "; ") + std::string(path.transport->name()) + ": " + reason;
-    if (&path == current) break;
+    if (counts && !reason.empty()) {
+      text += (text.empty() ? "" : "; ") + std::string(path.transport->name()) + ": " + reason;
+    }
+    dearer = dearer || &path == current;
   }
   return text;
 }

@@ -6,6 +6,7 @@
 
 #include "engine.hpp"
 #include "peer.hpp"
+#include "staged_run.hpp"
 
 namespace moonpool {
 
@@ -42,11 +43,22 @@ void Peer::submit(const std::shared_ptr<Transfer> &transfer) {
                                    "tcp"));
   }
   if (error) return transfer->fail(error);
+  if (transfer->device != nullptr && !reaches_device(*transfer)) return StagedRun::begin(transfer);
   const std::shared_ptr<Link> link = route(*transfer, nullptr, &error);
+  if (link == nullptr && error && transfer->device != nullptr) return StagedRun::begin(transfer);
   if (link == nullptr && error) return transfer->fail(describe(std::move(error), ""));
   if (link == nullptr) return keep(transfer);
-  transfer->set_link(link);
+  transfer->set_carrier(link);
   link->submit(transfer);
+}
+
+// Whether a path moves memory of a device by itself, or may when it is connected.
+bool Peer::reaches_device(const Transfer &transfer) const {
+  std::lock_guard lock(mutex_);
+  return std::any_of(paths_.begin(), paths_.end(), [&](const Path &path) {
+    if (path.link != nullptr) return path.link->takes(transfer);
+    return path.possible && path.transport->suits(transfer) && (path.connecting || path.retry_at <= now_ns());
+  });
 }
 
 // Until the path is connected that route() found on its way.

@@ -7,7 +7,6 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
-#include <fstream>
 
 #include "rdma_frames.hpp"
 
@@ -112,8 +111,7 @@ Error RdmaDevice::open(const Verbs &verbs, ibv_device *device, std::shared_ptr<R
   made->pd = verbs.alloc_pd(made->context);
   if (made->pd == nullptr) return failed("allocate a protection domain", errno);
   if (const int err = verbs.query_device(made->context, &made->attributes)) return failed("be asked", err);
-  std::ifstream node(std::string(device->ibdev_path) + "/device/numa_node");
-  if (!(node >> made->numa_node)) made->numa_node = -1;
+  made->place = pci::place_at(std::string(device->ibdev_path) + "/device");
   *out = std::move(made);
   return {};
 }

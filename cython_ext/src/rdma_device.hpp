@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "io_thread.hpp"
+#include "pci.hpp"
 #include "rdma_gid.hpp"
 #include "status.hpp"
 #include "verbs.hpp"
@@ -50,7 +51,7 @@ class RdmaDevice {
   ibv_context *context = nullptr;
   ibv_pd *pd = nullptr;
   ibv_device_attr attributes{};
-  int numa_node = -1;  // where it is attached; -1: it makes no difference, or nobody knows
+  pci::Place place;  // where it is attached
 
  private:
   RdmaDevice(const Verbs &verbs, std::string name);

@@ -5,11 +5,13 @@
 #include <optional>
 #include <tuple>
 
+#include "status.hpp"
+
 namespace moonpool::rdma {
 
 namespace {
 
-constexpr uint8_t kOfferVersion = 1;
+constexpr uint8_t kOfferVersion = 2;
 constexpr size_t kMessageMax = 512;
 constexpr unsigned kSubnetBits = 64, kIpv4SubnetBits = 96 + 24;
 constexpr uint32_t kBodyMax = sizeof(uint64_t) * 3 + sizeof(uint32_t) + kPiecesMax * sizeof(uint32_t);
@@ -19,10 +21,10 @@ bool get_found(wire::Reader &reader, Found *found) {
   if (!reader.get(&found->length) || !reader.get(&found->piece_bytes) || !reader.get(&found->start) ||
       !reader.get(&count))
     return false;
-  if (count == 0 || count > kPiecesMax || found->start > UINT64_MAX - found->length || found->piece_bytes == 0 ||
-      found->length == 0)
+  if (count == 0 || count > kPiecesMax || found->start >= found->piece_bytes || found->length == 0 ||
+      found->length > UINT64_MAX - found->start)
     return false;
-  if ((found->length - 1) / found->piece_bytes + 1 != count) return false;
+  if ((found->start + found->length - 1) / found->piece_bytes + 1 != count) return false;
   found->keys.resize(count);
   return std::all_of(found->keys.begin(), found->keys.end(), [&](uint32_t &key) { return reader.get(&key); });
 }
@@ -138,7 +140,7 @@ Decoded decode(std::string_view *in, Frame *frame) {
   if (in->size() < sizeof(Header)) return Decoded::kMore;
   Header header;
   wire::Reader(*in).get(&header);
-  if (header.magic != kMagic || header.bytes > kBodyMax || header.status > MP_INTERNAL) return Decoded::kBad;
+  if (header.magic != kMagic || header.bytes > kBodyMax || header.status > kLastStatus) return Decoded::kBad;
   if (in->size() < sizeof header + header.bytes) return Decoded::kMore;
   const std::string_view body = in->substr(sizeof header, header.bytes);
   *frame = {};

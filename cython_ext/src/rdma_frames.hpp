@@ -81,8 +81,8 @@ static_assert(sizeof(Header) == 24);
 struct Found {
   mp_status status = MP_OK;  // otherwise why there are no keys
   uint64_t length = 0;
-  uint64_t piece_bytes = 0;    // every registration but the last has this length
-  uint64_t start = 0;          // the address of the first byte of each
+  uint64_t piece_bytes = 0;    // a registration ends at each multiple of it, counted from `start` before the region
+  uint64_t start = 0;          // the address of the region's first byte in the first of them; the others begin at 0
   std::vector<uint32_t> keys;  // rkeys, in order
 };
 

@@ -437,6 +437,7 @@ void RdmaLane::finish_locked(Frame frame) {
   load_.fetch_sub(frame.work.bytes, std::memory_order_relaxed);
   uint64_t bytes = frame.work.bytes;
   for (const wire::FailedDesc &one : frame.failed) bytes -= transfer.descs[frame.work.begin + one.desc].length;
+  if (transfer.op == MP_READ) engine_.flush_gpu_writes(transfer);
   // Before whoever waits is woken, and looks.
   auto &moved = transfer.op == MP_WRITE ? rail_->written_bytes : rail_->read_bytes;
   moved.fetch_add(bytes, std::memory_order_relaxed);

@@ -56,6 +56,7 @@ class RdmaLane final : public Lane {
     const uint8_t *end = nullptr;
     uint64_t piece_bytes = 0;
     uint64_t start = 0;
+    bool of_gpu = false;
     std::vector<uint32_t> keys;
   };
 
@@ -136,7 +137,8 @@ class RdmaLane final : public Lane {
   Local local_;         // the latest
   std::vector<ibv_send_wr> requests_;
   std::vector<ibv_sge> pieces_;
-  std::vector<uint64_t> zero_based_;  // the piece's address for the device; pieces_ has it for the processor
+  std::array<bool, kChainMax> of_gpu_{};  // of each request: it names memory that no processor may touch
+  std::vector<uint64_t> zero_based_;      // the piece's address for the device; pieces_ has it for the processor
 };
 
 }  // namespace moonpool

@@ -15,15 +15,14 @@ namespace {
 constexpr size_t kFramesInFlight = 8;
 constexpr uint64_t kBytesInFlight = 4u << 20;
 // A rail on another NUMA node than the memory is taken when so many bytes are under way on those nearby.
+// For memory of a GPU that is another host bridge, another node, or the other side of the machine.
 constexpr uint64_t kFarBytes = 256u << 10;
 constexpr uint64_t kMessageMax = 1u << 30;  // RC allows 2^31; what every device takes
 
 }  // namespace
 
 uint64_t RdmaLane::distance(const Transfer &transfer) const {
-  const int here = rail_->device->numa_node;
-  const int there = transfer.locals.empty() ? -1 : transfer.locals.front()->numa_node();
-  return here < 0 || there < 0 || here == there ? 0 : kFarBytes;
+  return transfer.locals.empty() ? 0 : transfer.locals.front()->distance(rail_->device_index) * kFarBytes;
 }
 
 bool RdmaLane::start_frame_locked() {
@@ -103,8 +102,8 @@ const RdmaLane::Local *RdmaLane::find_local_locked(const Frame &frame, const Des
     if (begin < region->base || end > region->base + region->length) continue;
     const std::shared_ptr<RdmaMemory> memory = region->rdma();
     if (memory == nullptr) continue;
-    local_ = {region->base, region->base + region->length, memory->piece_bytes(), memory->start(),
-              memory->local_keys(rail_->device_index)};
+    local_ = {region->base,    region->base + region->length, memory->piece_bytes(),
+              memory->start(), region->device != nullptr,     memory->local_keys(rail_->device_index)};
     if (!local_.keys.empty()) return &local_;
   }
   local_ = {};
@@ -146,15 +145,15 @@ uint32_t RdmaLane::build_locked(Frame *frame, uint32_t room) {
       refuse(MP_OUT_OF_RANGE);
       continue;
     }
-    const uint64_t remote_at = desc.offset + frame->next_at;
-    const auto local_at = static_cast<uint64_t>(desc.local - local->base) + frame->next_at;
+    const uint64_t remote_at = remote->start + desc.offset + frame->next_at;
+    const auto local_at = local->start + static_cast<uint64_t>(desc.local - local->base) + frame->next_at;
     const uint64_t remote_in = remote_at % remote->piece_bytes, local_in = local_at % local->piece_bytes;
     const uint64_t length = std::min(
         {desc.length - frame->next_at, remote->piece_bytes - remote_in, local->piece_bytes - local_in, kMessageMax});
     const uint32_t rkey = remote->keys[remote_at / remote->piece_bytes];
     ibv_send_wr *request = n == 0 ? nullptr : &requests_[n - 1];
     const bool joins = request != nullptr && request->wr.rdma.rkey == rkey &&
-                       request->wr.rdma.remote_addr + bytes == remote->start + remote_in &&
+                       request->wr.rdma.remote_addr + bytes == remote_in &&
                        static_cast<uint32_t>(request->num_sge) < pieces_max && bytes + length <= kMessageMax;
     if (!joins) {
       if (n == room) break;
@@ -162,16 +161,18 @@ uint32_t RdmaLane::build_locked(Frame *frame, uint32_t room) {
       *request = {};
       request->sg_list = &pieces_[size_t{n} * pieces_max];
       request->opcode = write ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
-      request->wr.rdma.remote_addr = remote->start + remote_in;
+      request->wr.rdma.remote_addr = remote_in;
       request->wr.rdma.rkey = rkey;
       if (n > 0) requests_[n - 1].next = request;
+      of_gpu_[n] = false;
       bytes = 0;
       ++n;
     }
     ibv_sge &piece = request->sg_list[request->num_sge++];
     piece = {reinterpret_cast<uintptr_t>(desc.local) + frame->next_at, static_cast<uint32_t>(length),
              local->keys[local_at / local->piece_bytes]};
-    zero_based_[static_cast<size_t>(&piece - pieces_.data())] = local->start + local_in;
+    zero_based_[static_cast<size_t>(&piece - pieces_.data())] = local_in;
+    of_gpu_[n - 1] = of_gpu_[n - 1] || local->of_gpu;
     bytes += length;
     frame->next_at += length;
     if (frame->next_at == desc.length) {
@@ -183,7 +184,7 @@ uint32_t RdmaLane::build_locked(Frame *frame, uint32_t room) {
     ibv_send_wr &request = requests_[i];
     uint64_t total = 0;
     for (int k = 0; k < request.num_sge; ++k) total += request.sg_list[k].length;
-    if (write && total <= queue_->inline_max()) {
+    if (write && total <= queue_->inline_max() && !of_gpu_[i]) {
       // The bytes travel in the request itself, copied by the processor.
       request.send_flags |= IBV_SEND_INLINE;
       continue;

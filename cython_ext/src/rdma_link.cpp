@@ -81,7 +81,7 @@ uint64_t RdmaLink::slice_bytes(uint64_t transfer_bytes) const {
 
 bool RdmaLink::takes(const Transfer &transfer) const {
   // The bytes pass no processor that could look at them.
-  if (transfer.digest || !promising()) return false;
+  if (transfer.digest || transfer.staged || !promising()) return false;
   if (std::any_of(transfer.locals.begin(), transfer.locals.end(),
                   [](const auto &region) { return region->rdma() == nullptr; })) {
     return false;

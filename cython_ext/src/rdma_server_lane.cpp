@@ -115,6 +115,8 @@ bool RdmaServerLane::take_marks_locked() {
       return one.status == IBV_WC_SUCCESS && one.opcode == IBV_WC_RECV_RDMA_WITH_IMM;
     });
     if (!good || queue_->expect_marks(static_cast<uint32_t>(n)) != 0) return false;
+    // Before the notifications that wait for them are delivered.
+    engine_.flush_gpu_writes();
     marks_ += static_cast<uint32_t>(n);
   }
 }

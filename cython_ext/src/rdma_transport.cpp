@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The rdma transport: RC queue pairs over every port that reaches the peer.
+#include <algorithm>
+
 #include "engine.hpp"
 #include "peer.hpp"
 #include "rdma_link.hpp"
@@ -43,6 +45,12 @@ class RdmaTransport final : public Transport {
     if (!engine.rdma->any_up()) return "no port can be used: " + engine.rdma->why_not();
     if (!rdma::pair_rails(offers_of(*engine.rdma), theirs).empty()) return {};
     return "the peer has no active port of the same link layer";
+  }
+
+  bool suits(const Transfer &transfer) const override {
+    return !transfer.staged && !transfer.digest &&
+           std::none_of(transfer.locals.begin(), transfer.locals.end(),
+                        [](const auto &region) { return region->rdma() == nullptr; });
   }
 
   bool comes_back() const override { return true; }

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "cuda_memory.hpp"
+
 namespace moonpool {
 
 namespace {
@@ -28,6 +30,23 @@ Region::Region(uint64_t region_id, std::unique_ptr<Memory> own, uint64_t nbytes,
       name(std::move(region_name)),
       flags(region_flags | (own->fd() != nullptr ? MP_REGION_SHARED : 0)),
       memory(std::move(own)) {}
+
+Region::Region(uint64_t region_id, uint8_t *address, uint64_t nbytes, std::string region_name, uint32_t region_flags,
+               std::shared_ptr<const cuda::DeviceMemory> of_device)
+    : id(region_id),
+      key(random_u64()),
+      generation(g_generation.fetch_add(1)),
+      base(address),
+      length(nbytes),
+      name(std::move(region_name)),
+      flags(region_flags | MP_REGION_CUDA),
+      device(std::move(of_device)) {}
+
+std::string Region::location() const {
+  if (device != nullptr) return "cuda:" + std::to_string(device->device());
+  const int node = numa_node_of(base);
+  return node < 0 ? "cpu" : "cpu:" + std::to_string(node);
+}
 
 std::string Region::label() const {
   if (!name.empty()) return "region \"" + name + "\"";
@@ -86,6 +105,13 @@ mp_status Region::share(std::shared_ptr<UseTable> table, uint32_t slot, bool may
   return MP_OK;
 }
 
+mp_status Region::share_device(std::shared_ptr<UseTable> table, uint32_t slot) {
+  std::lock_guard lock(mutex_);
+  if (released()) return MP_REGION_RELEASED;
+  shares_.push_back({std::move(table), slot, true});
+  return MP_OK;
+}
+
 void Region::unshare(const UseTable &table) {
   std::lock_guard lock(mutex_);
   std::erase_if(shares_, [&](const Share &share) {
@@ -112,7 +138,7 @@ bool Region::stop_sharing(int64_t until) {
     }
     quiet = (share.table->wait_unused(share.slot, until) || share.table->abandon(share.slot)) && quiet;
   }
-  if (!quiet && !memory->detach()) return false;
+  if (!quiet && (memory == nullptr || !memory->detach())) return false;
   std::lock_guard lock(mutex_);
   if (memory != nullptr) memory->forget_fd();
   return true;
@@ -186,6 +212,17 @@ mp_status RequestChecker::check(const wire::WireDesc &desc, bool write, uint8_t 
   if (write && !last_->writable()) return MP_REGION_READ_ONLY;
   *address = last_->base + desc.offset;
   return MP_OK;
+}
+
+std::vector<ServingPin> RequestChecker::pin_again() const {
+  std::vector<ServingPin> pins;
+  for (const ServingPin &pin : pins_) pins.push_back(pin.again());
+  return pins;
+}
+
+std::vector<ServingPin> RequestChecker::take() {
+  last_ = nullptr;
+  return std::exchange(pins_, {});
 }
 
 void RequestChecker::reset() {

@@ -22,6 +22,10 @@ namespace moonpool {
 
 class RdmaMemory;
 
+namespace cuda {
+class DeviceMemory;
+}
+
 // Two kinds of use keep the bytes owned: transfers of this engine (`users`) make a release fail, work on behalf of
 // peers (`serving`) is stopped by it.
 class Region {
@@ -29,6 +33,9 @@ class Region {
   Region(uint64_t id, uint8_t *base, uint64_t length, std::string name, uint32_t flags);
   // Of memory that the engine allocated.
   Region(uint64_t id, std::unique_ptr<Memory> memory, uint64_t length, std::string name, uint32_t flags);
+  // Of memory of a device: no processor may touch `base`.
+  Region(uint64_t id, uint8_t *base, uint64_t length, std::string name, uint32_t flags,
+         std::shared_ptr<const cuda::DeviceMemory> device);
   Region(const Region &) = delete;
   Region &operator=(const Region &) = delete;
 
@@ -39,10 +46,14 @@ class Region {
   const uint64_t length;
   const std::string name;
   const uint32_t flags;
-  const std::unique_ptr<Memory> memory;  // nullptr: somebody else's, and only registered
+  const std::unique_ptr<Memory> memory;                    // nullptr: somebody else's, and only registered
+  const std::shared_ptr<const cuda::DeviceMemory> device;  // nullptr: memory of the host
 
   // For messages.
   std::string label() const;
+
+  // "cuda:0", "cpu:1" or "cpu".
+  std::string location() const;
 
   // By peers.
   bool writable() const { return (flags & MP_REGION_WRITABLE) != 0; }
@@ -69,16 +80,20 @@ class Region {
   // A peer on the same host maps the memory, or reads it where it lies; the table's slot says when it uses it. MP_OK,
   // with the descriptor when it can be mapped, or why there is no way.
   mp_status share(std::shared_ptr<UseTable> table, uint32_t slot, bool may_be_read, std::shared_ptr<const Fd> *fd);
+  // The same for memory of a GPU, which is imported by handle or descriptor.
+  mp_status share_device(std::shared_ptr<UseTable> table, uint32_t slot);
   void unshare(const UseTable &table);
   // Its registrations for RDMA, or nullptr.
   std::shared_ptr<RdmaMemory> rdma() const;
   void set_rdma(std::shared_ptr<RdmaMemory> registrations);
-  // Where its first byte is, as far as is known; otherwise -1.
-  int numa_node() const { return numa_node_.load(std::memory_order_relaxed); }
-  void set_numa_node(int node) { numa_node_.store(node, std::memory_order_relaxed); }
+  // How far each RDMA device is from its first byte, as far as is known: a pci::Distance in four bits for each.
+  uint64_t distance(size_t device) const {
+    return device < 16 ? distances_.load(std::memory_order_relaxed) >> (4 * device) & 15 : 0;
+  }
+  void set_distances(uint64_t distances) { distances_.store(distances, std::memory_order_relaxed); }
   // After try_release: returns when no peer copies to or from the memory any more, or what it reads is void. Those that
   // do not stop until `until` keep old pages that are not this region's any more. False when there is no memory for new
-  // ones.
+  // ones, or it is a GPU's, which cannot be moved out of their way.
   bool stop_sharing(int64_t until);
 
  private:
@@ -97,7 +112,7 @@ class Region {
   std::condition_variable unserved_;
   std::vector<Share> shares_;
   std::shared_ptr<RdmaMemory> rdma_;
-  std::atomic<int> numa_node_{-1};
+  std::atomic<uint64_t> distances_{0};
 };
 
 // Holds the `serving` count of one region.
@@ -119,6 +134,8 @@ class ServingPin {
     region_.reset();
   }
   Region *get() const { return region_.get(); }
+  // One more of the same region.
+  ServingPin again() const { return ServingPin(region_); }
 
  private:
   std::shared_ptr<Region> region_;
@@ -157,6 +174,12 @@ class RequestChecker {
 
   // MP_OK and the address, or why the peer may not touch these bytes. The region stays pinned until reset().
   mp_status check(const wire::WireDesc &desc, bool write, uint8_t **address);
+  // After MP_OK.
+  const Region &region() const { return *last_; }
+  // What is pinned now, for work that goes on without the checker. Empty pins: of regions that were released meanwhile.
+  std::vector<ServingPin> pin_again() const;
+  // The pins themselves; the checker has none then.
+  std::vector<ServingPin> take();
   void reset();
   bool pins(const Region &region) const;
   void unpin(const Region &region);

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <fstream>
 
+#include "status.hpp"
+
 namespace moonpool::shm {
 
 namespace {
@@ -41,7 +43,7 @@ bool well_formed(const CopyRequest &request) {
 
 bool well_formed(const ResponseHeader &header) {
   if (header.magic != kResponseMagic || header.type < kOpened || header.type > kReadable) return false;
-  if (header.status > MP_INTERNAL) return false;
+  if (header.status > kLastStatus) return false;
   if (header.type != kCopied) return header.count == 0;
   return header.count <= kDescsPerFrameMax && header.value <= kDescsPerFrameMax;
 }
@@ -91,7 +93,7 @@ Decoded decode_response(std::string_view *in, CopyResponse *out) {
   for (size_t i = 0; i < failed; ++i) {
     const wire::FailedDesc &one = out->failed[i];
     const bool ordered = i == 0 || one.desc > out->failed[i - 1].desc;
-    if (!ordered || one.status <= MP_PENDING || one.status > MP_INTERNAL) return Decoded::kBad;
+    if (!ordered || one.status <= MP_PENDING || one.status > kLastStatus) return Decoded::kBad;
   }
   return Decoded::kFrame;
 }

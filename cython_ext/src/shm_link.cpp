@@ -79,7 +79,7 @@ void ShmLink::open(int64_t deadline_ns) {
 }
 
 bool ShmLink::takes(const Transfer &transfer) const {
-  if (!usable_.load()) return false;
+  if (!usable_.load() || transfer.in_pieces()) return false;
   if (peer_copies_.load()) return true;
   return copier_of(keys_of(transfer), transfer.op) != Copier::kPeer;
 }

@@ -10,7 +10,11 @@ namespace moonpool {
 void Stats::count_transfer(const Transfer &transfer, const char *path_name, mp_transfer_state state) {
   constexpr auto relaxed = std::memory_order_relaxed;
   const std::string name = path_name;
-  PathCounters &path = name == "local" ? local : name == "shm" ? shm : name == "rdma" ? rdma : tcp;
+  PathCounters &path = name == "local"      ? local
+                       : name == "shm"      ? shm
+                       : name == "cuda_ipc" ? cuda_ipc
+                       : name == "rdma"     ? rdma
+                                            : tcp;
   path.transfers.fetch_add(1, relaxed);
   switch (state) {
     case MP_COMPLETED:
@@ -109,7 +113,8 @@ std::string rails_json(const Engine &engine) {
                   .field("gid", gid_text(state.gid))
                   .raw("gid_index", gid_is_null(state.gid) ? "null" : std::to_string(state.gid_index))
                   .field("reason", state.reason)
-                  .raw("numa_node", rail->device->numa_node < 0 ? "null" : std::to_string(rail->device->numa_node))
+                  .raw("numa_node",
+                       rail->device->place.numa_node < 0 ? "null" : std::to_string(rail->device->place.numa_node))
                   .field("queue_pairs", gauge(rail->queue_pairs))
                   .field("read_bytes", rail->read_bytes)
                   .field("written_bytes", rail->written_bytes)
@@ -128,6 +133,7 @@ std::string stats_json(const Engine &engine) {
       .field("paths", JsonObject()
                           .field("local", path_json(s.local))
                           .field("shm", path_json(s.shm))
+                          .field("cuda_ipc", path_json(s.cuda_ipc))
                           .field("rdma", path_json(s.rdma))
                           .field("tcp", path_json(s.tcp)))
       .field("transfers_running", engine.running.size())
@@ -137,7 +143,16 @@ std::string stats_json(const Engine &engine) {
       .field("lanes", gauge(s.lanes))
       .field("regions_mapped", gauge(s.regions_mapped))
       .field("regions_not_mapped", s.regions_not_mapped)
+      .field("regions_imported", gauge(s.regions_imported))
+      .field("regions_not_imported", s.regions_not_imported)
       .field("regions_not_registered", s.regions_not_registered)
+      .field("registration_problem", engine.registration_problem())
+      .field("regions_dmabuf", s.regions_dmabuf)
+      .field("regions_peermem", s.regions_peermem)
+      .field("gpu_flushes_failed", s.gpu_flushes_failed)
+      .field("staged_to_gpu_bytes", engine.staging.counters.to_device_bytes)
+      .field("staged_from_gpu_bytes", engine.staging.counters.to_host_bytes)
+      .field("staging_waits", engine.staging.counters.waits)
       .raw("rails", rails_json(engine))
       .field("peers", engine.peer_count())
       .field("regions", engine.regions.size())

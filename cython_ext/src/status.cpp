@@ -97,6 +97,8 @@ const char *status_text(mp_status code) {
       return "system error";
     case MP_INTERNAL:
       return "internal error";
+    case MP_CUDA:
+      return "CUDA driver error";
   }
   return "unknown status";
 }

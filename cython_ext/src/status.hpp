@@ -8,6 +8,8 @@
 
 namespace moonpool {
 
+constexpr mp_status kLastStatus = MP_CUDA;
+
 struct Error {
   mp_status code = MP_OK;
   int sys_errno = 0;

@@ -258,7 +258,7 @@ void TcpLane::finish_frame_locked() {
   }
   const uint64_t *digests = read_digests ? reader_.digests().data() : frame.digests.data();
   report_work(frame.work, failed, transfer.digest ? digests : nullptr, [&](uint32_t desc, uint32_t status) {
-    const bool known = status > MP_PENDING && status <= MP_INTERNAL;
+    const bool known = status > MP_PENDING && status <= kLastStatus;
     refuse(transfer, desc, known ? static_cast<mp_status>(status) : MP_PROTOCOL);
   });
 }

@@ -38,20 +38,28 @@ void TcpServerLane::start() {
   if (io_.add(shared_from_this(), watched_)) close_locked();
 }
 
+// One that ended by itself counts as open until its copies are over: a fence has to find it.
 bool TcpServerLane::closed() const {
   std::lock_guard lock(mutex_);
-  return closed_;
+  return closed_ && copies_->none();
 }
 
 void TcpServerLane::close() {
-  std::lock_guard lock(mutex_);
-  close_locked();
+  {
+    std::lock_guard lock(mutex_);
+    close_locked();
+  }
+  // An engine that closes waits for the copies of all lanes at once.
+  if (!engine_.closed()) copies_->wait(now_ns() + int64_t{engine_.config.progress_timeout_ms} * kMillisecond);
 }
+
+bool TcpServerLane::settle(int64_t until) { return copies_->wait(until); }
 
 void TcpServerLane::close_locked() {
   if (closed_) return;
   closed_ = true;
   checker_.reset();
+  slot_.reset();
   io_.remove(*this);
   fd_.reset();
   engine_.stats.server_lanes.fetch_sub(1);
@@ -63,9 +71,15 @@ void TcpServerLane::watch(uint32_t events) {
   io_.modify(*this, events);
 }
 
-void TcpServerLane::on_events(uint32_t) {
+void TcpServerLane::on_events(uint32_t events) {
   std::lock_guard lock(mutex_);
   if (closed_) return;
+  // Nobody reads that the connection has ended while it waits, and it would be told again and again.
+  if (state_ == State::kWaiting && (events & (EPOLLHUP | EPOLLERR)) != 0) return close_locked();
+  run_turn_locked();
+}
+
+void TcpServerLane::run_turn_locked() {
   turn_bytes_ = 0;
   Progress progress = Progress::kMore;
   for (int i = 0; i < kStepsPerTurn && progress == Progress::kMore; ++i) progress = step_locked();
@@ -82,6 +96,8 @@ TcpServerLane::Progress TcpServerLane::step_locked() {
       return read_head();
     case State::kTable:
       return read_table();
+    case State::kWaiting:
+      return wait();
     case State::kPayload:
       return read_payload();
     case State::kReply:
@@ -134,9 +150,14 @@ TcpServerLane::Progress TcpServerLane::read_table() {
 void TcpServerLane::check_descs() {
   failed_.clear();
   addresses_.assign(descs_.size(), nullptr);
+  on_device_.assign(descs_.size(), false);
+  offsets_.resize(descs_.size());
+  device_.reset();
+  staged_bytes_ = 0;
   const bool write = request_.op == MP_WRITE;
   for (uint32_t i = 0; i < descs_.size(); ++i) {
-    const mp_status status = checker_.check(descs_[i], write, &addresses_[i]);
+    mp_status status = checker_.check(descs_[i], write, &addresses_[i]);
+    if (status == MP_OK && checker_.region().device != nullptr) status = note_device(i, checker_.region());
     if (status != MP_OK) failed_.push_back({i, static_cast<uint32_t>(status)});
   }
   if (!failed_.empty()) engine_.stats.requests_refused.fetch_add(failed_.size());
@@ -152,10 +173,14 @@ TcpServerLane::Progress TcpServerLane::begin_request() {
   }
   if (sum != request_.payload_bytes) return protocol_error();
   check_descs();
-  if (request_.op == MP_READ) return begin_read_reply();
-  reader_.begin(digest);
-  for (size_t i = 0; i < descs_.size(); ++i) {
-    if (descs_[i].length > 0) reader_.add(addresses_[i], descs_[i].length);
+  if (device_ != nullptr && sum > cuda::kPieceBytes) return protocol_error();
+  return admit();
+}
+
+TcpServerLane::Progress TcpServerLane::begin_payload() {
+  reader_.begin((request_.flags & wire::kFlagDigest) != 0);
+  for (uint32_t i = 0; i < descs_.size(); ++i) {
+    if (descs_[i].length > 0) reader_.add(place_of(i), descs_[i].length);
   }
   state_ = State::kPayload;
   return Progress::kMore;
@@ -167,6 +192,7 @@ TcpServerLane::Progress TcpServerLane::read_payload() {
     const Step step = reader_.step(fd(), reinterpret_cast<uint8_t *>(&head_), sizeof head_, &next);
     if (step.kind != Step::kMoved) return moved(step);
     turn_bytes_ += step.bytes;
+    if (slot_ != nullptr) progress_at_ = now_ns();
     head_got_ = next;
     if (!reader_.done()) return Progress::kMore;
   }
@@ -189,9 +215,10 @@ void TcpServerLane::finish_write() {
     const auto same = [](const auto &a, const auto &b) { return a.desc == b.desc; };
     failed_.erase(std::unique(failed_.begin(), failed_.end(), same), failed_.end());
   }
+  if (device_ != nullptr || !landings_.empty()) return land();
   checker_.reset();
   engine_.stats.served_write_bytes.fetch_add(good_bytes(), std::memory_order_relaxed);
-  append_response(0);
+  append_response(request_, failed_, 0);
 }
 
 // Payload of the descriptors that did not fail.
@@ -201,11 +228,12 @@ uint64_t TcpServerLane::good_bytes() const {
   return bytes;
 }
 
-void TcpServerLane::append_response(uint64_t payload_bytes) {
-  const wire::ResponseHeader header{wire::kResponseMagic, request_.flags, {}, static_cast<uint32_t>(failed_.size()), 0,
-                                    request_.id,          payload_bytes};
+void TcpServerLane::append_response(const wire::RequestHeader &request, const std::vector<wire::FailedDesc> &failed,
+                                    uint64_t payload_bytes) {
+  const wire::ResponseHeader header{wire::kResponseMagic, request.flags, {}, static_cast<uint32_t>(failed.size()), 0,
+                                    request.id,           payload_bytes};
   acks_.append(reinterpret_cast<const char *>(&header), sizeof header);
-  acks_.append(reinterpret_cast<const char *>(failed_.data()), failed_.size() * sizeof(wire::FailedDesc));
+  acks_.append(reinterpret_cast<const char *>(failed.data()), failed.size() * sizeof(wire::FailedDesc));
   ++acks_waiting_;
 }
 
@@ -220,15 +248,15 @@ bool TcpServerLane::flush_acks() {
 }
 
 TcpServerLane::Progress TcpServerLane::begin_read_reply() {
-  append_response(good_bytes());
+  append_response(request_, failed_, good_bytes());
   reply_head_.swap(acks_);
   acks_.clear();
   acks_waiting_ = 0;
   const bool digest = (request_.flags & wire::kFlagDigest) != 0;
   writer_.begin(reply_head_.data(), reply_head_.size(), digest);
-  for (size_t i = 0; i < descs_.size(); ++i) {
+  for (uint32_t i = 0; i < descs_.size(); ++i) {
     if (addresses_[i] != nullptr) {
-      writer_.add(addresses_[i], descs_[i].length);
+      writer_.add(place_of(i), descs_[i].length);
     } else {
       writer_.add_absent();
     }
@@ -247,7 +275,9 @@ TcpServerLane::Progress TcpServerLane::write_reply() {
     }
     if (step.kind != Step::kMoved) return Progress::kBroken;
     turn_bytes_ += step.bytes;
+    if (slot_ != nullptr) progress_at_ = now_ns();
   }
+  slot_.reset();
   checker_.reset();
   engine_.stats.served_read_bytes.fetch_add(good_bytes(), std::memory_order_relaxed);
   state_ = State::kHead;
@@ -260,6 +290,8 @@ void TcpServerLane::drop_region(const Region &region) {
   std::lock_guard lock(mutex_);
   if (closed_ || !checker_.pins(region)) return;
   const uint8_t *low = region.base, *high = region.base + region.length;
+  const bool fetched = device_ != nullptr && region.device != nullptr;
+  if (request_.op == MP_READ && fetched) return close_locked();  // what was copied before must not be read any more
   if (state_ == State::kReply) {
     if (writer_.touches(low, high)) return close_locked();
     return checker_.unpin(region);  // its bytes were sent; those of other regions may take as long as the client likes

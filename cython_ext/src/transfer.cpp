@@ -8,7 +8,6 @@
 
 #include "digest.hpp"
 #include "engine.hpp"
-#include "link.hpp"
 #include "peer.hpp"
 
 namespace moonpool {
@@ -31,9 +30,19 @@ void Transfer::arm() {
   }
 }
 
-void Transfer::set_link(std::shared_ptr<Link> link) {
+void Transfer::set_carrier(std::shared_ptr<Carrier> carrier) {
   std::lock_guard lock(mutex_);
-  link_ = std::move(link);
+  carrier_ = std::move(carrier);
+}
+
+std::shared_ptr<Carrier> Transfer::carrier() const {
+  std::lock_guard lock(mutex_);
+  return carrier_;
+}
+
+const char *Transfer::carried_by() const {
+  std::lock_guard lock(mutex_);
+  return carrier_ == nullptr ? nullptr : carrier_->path();
 }
 
 void Transfer::descs_done(uint32_t begin, uint32_t end, const uint64_t *digests) {
@@ -136,8 +145,8 @@ void Transfer::finish() {
   locals.clear();
   const std::string &require = peer->engine().config.require;
   const char *const without = require.empty() ? "tcp" : require.c_str();
-  peer->engine().stats.count_transfer(*this, link_ == nullptr ? without : link_->path(), state);
-  link_.reset();
+  peer->engine().stats.count_transfer(*this, carrier_ == nullptr ? without : carrier_->path(), state);
+  carrier_.reset();
   set_state_locked(state);
   // Woken after the unlock, a waiter does not run into the mutex at once.
   lock.unlock();
@@ -145,15 +154,15 @@ void Transfer::finish() {
 }
 
 void Transfer::stop(const Error &cause) {
-  std::shared_ptr<Link> link;
+  std::shared_ptr<Carrier> carrier;
   {
     std::lock_guard lock(mutex_);
     if (settled_state(state_.load())) return;
     if (!stop_cause_) stop_cause_ = cause;
     stopping_.store(true, std::memory_order_release);
-    link = link_;
+    carrier = carrier_;
   }
-  if (link != nullptr) link->cancel(*this);
+  if (carrier != nullptr) carrier->cancel(*this);
   peer->forget(*this);
   {
     std::lock_guard lock(mutex_);
@@ -179,12 +188,12 @@ mp_status Transfer::wait(int64_t timeout_ns, bool settled) {
   if (reached()) return MP_OK;
   const int64_t until = timeout_ns < 0 ? own_bound(settled) : deadline_after(timeout_ns);
   if (timeout_ns != 0) {
-    std::shared_ptr<Link> link;
+    std::shared_ptr<Carrier> carrier;
     {
       std::lock_guard lock(mutex_);
-      link = link_;
+      carrier = carrier_;
     }
-    if (link != nullptr) link->assist(*this, until);
+    if (carrier != nullptr) carrier->assist(*this, until);
     if (reached()) return MP_OK;
   }
   std::unique_lock lock(mutex_);

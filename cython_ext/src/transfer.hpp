@@ -15,7 +15,6 @@
 
 namespace moonpool {
 
-class Link;
 class Peer;
 
 // A piece of work a link moves in one go: adjacent items merged, large items split at the slice size.
@@ -26,6 +25,21 @@ struct Desc {
   uint64_t length;
   uint32_t item;   // first item it belongs to
   uint32_t items;  // how many it covers
+  bool on_device;  // `local` is memory of a device
+};
+
+class Transfer;
+
+// What moves the descriptors of a transfer.
+class Carrier {
+ public:
+  virtual ~Carrier() = default;
+  virtual const char *path() const = 0;
+  // When it returns no byte is written to local memory for `transfer` any more, or the transfer stays unfinished until
+  // that is so; what a peer may still be applying is reported when it is known to have ended.
+  virtual void cancel(Transfer &transfer) = 0;
+  // A waiting thread offers to do the work itself until `until`. May return at once.
+  virtual void assist(Transfer &transfer, int64_t until) = 0;
 };
 
 class Transfer : public std::enable_shared_from_this<Transfer> {
@@ -41,13 +55,18 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   size_t count = 0;
   uint64_t bytes = 0;
   std::vector<Desc> descs;
-  std::vector<uint8_t> rejected;                // per item, empty when every item was good
-  Error rejection;                              // why the first rejected item was
-  std::vector<std::shared_ptr<Region>> locals;  // each with a use counted
+  std::vector<uint8_t> rejected;                     // per item, empty when every item was good
+  Error rejection;                                   // why the first rejected item was
+  std::vector<std::shared_ptr<Region>> locals;       // each with a use counted
+  std::shared_ptr<const cuda::DeviceMemory> device;  // of a local region, nullptr: all are memory of the host
+  bool remote_on_device = false;                     // of some remote region
+  bool staged = false;                               // its local memory is no region's
+  bool after_stream = false;                         // begun when the work on this CUDA stream has ended
+  uint64_t cuda_stream = 0;
   std::string notify;
   bool has_notify = false;
   // What the notification has to wait for at the peer: these lanes have received so many marks.
-  void note_mark(uint64_t lane_id, uint32_t mark);
+  virtual void note_mark(uint64_t lane_id, uint32_t mark);
   std::vector<wire::Mark> marks() const;
   // The lane that took the latest slice, for a waiter that wants to drive it. Only compared, never followed.
   std::atomic<const void *> driver{nullptr};
@@ -57,7 +76,10 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   void arm();
 
   // ---- called by links and the peer
-  void set_link(std::shared_ptr<Link> link);
+  void set_carrier(std::shared_ptr<Carrier> carrier);
+  std::shared_ptr<Carrier> carrier() const;
+  // The path that it was handed to last; nullptr: none yet.
+  const char *carried_by() const;
   // Every descriptor is reported once, through one of these two. `digests`: one per descriptor or nullptr.
   virtual void descs_done(uint32_t begin, uint32_t end, const uint64_t *digests);
   virtual void descs_failed(uint32_t begin, uint32_t end, const Error &error);
@@ -65,6 +87,8 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   void fail(const Error &error) { descs_failed(0, static_cast<uint32_t>(descs.size()), error); }
   // Without descriptors to move (all resolved before): goes on to the notification and the end.
   void notify_done(const Error &error);
+  // Memory of a device passes through the host in pieces, and so do they.
+  bool in_pieces() const { return device != nullptr || remote_on_device; }
   bool stopping() const { return stopping_.load(std::memory_order_acquire); }
   Error stop_cause() const;
 
@@ -98,7 +122,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::shared_ptr<Link> link_;
+  std::shared_ptr<Carrier> carrier_;
   Error first_error_, stop_cause_;
   bool notified_ = false;
   std::vector<wire::Mark> marks_;  // one for each lane that made any

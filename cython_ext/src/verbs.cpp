@@ -19,10 +19,12 @@ struct Loaded {
                 "); install libibverbs1 with the provider of the NIC (ibverbs-providers, or rdma-core)";
       return;
     }
+    const auto find_optional = [&](auto *function, const char *name) {
+      *function = reinterpret_cast<std::remove_pointer_t<decltype(function)>>(dlsym(library, name));
+    };
     const auto find = [&](auto *function, const char *name) {
-      void *symbol = dlsym(library, name);
-      *function = reinterpret_cast<std::remove_pointer_t<decltype(function)>>(symbol);
-      if (symbol == nullptr && why_not.empty()) {
+      find_optional(function, name);
+      if (*function == nullptr && why_not.empty()) {
         why_not = std::string("libibverbs has no ") + name + "; install rdma-core 32 or later";
       }
     };
@@ -37,6 +39,7 @@ struct Loaded {
     find(&verbs.alloc_pd, "ibv_alloc_pd");
     find(&verbs.dealloc_pd, "ibv_dealloc_pd");
     find(&verbs.reg_mr_iova2, "ibv_reg_mr_iova2");
+    find_optional(&verbs.reg_dmabuf_mr, "ibv_reg_dmabuf_mr");
     find(&verbs.dereg_mr, "ibv_dereg_mr");
     find(&verbs.create_comp_channel, "ibv_create_comp_channel");
     find(&verbs.destroy_comp_channel, "ibv_destroy_comp_channel");

@@ -30,7 +30,7 @@ constexpr uint32_t kNotifyMarksMax = 1024;
 constexpr uint32_t kRegionNameMax = 255;
 constexpr uint32_t kOfferBytesMax = 512;
 
-enum Kind : uint16_t { kControl = 1, kLane = 2, kShm = 3, kRdma = 4 };
+enum Kind : uint16_t { kControl = 1, kLane = 2, kShm = 3, kRdma = 4, kCudaIpc = 5 };
 
 // ---- handshake: Hello ->, <- Challenge, Proof ->, <- Welcome
 

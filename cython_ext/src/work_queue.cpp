@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "cuda_stager.hpp"
+
 namespace moonpool {
 
 void fail_work(const std::vector<Work> &work, const Error &cause) {
@@ -34,11 +36,13 @@ void WorkQueue::carve(Entry &entry, Work *work) {
   work->begin = rest.begin;
   work->attempts = rest.attempts;
   work->bytes = 0;
+  const uint64_t bytes_max =
+      rest.transfer->in_pieces() ? std::min(entry.slice_bytes, cuda::kPieceBytes) : entry.slice_bytes;
   uint32_t end = rest.begin;
   do {
     work->bytes += descs[end].length;
     ++end;
-  } while (end < rest.end && end - rest.begin < descs_max_ && work->bytes + descs[end].length <= entry.slice_bytes);
+  } while (end < rest.end && end - rest.begin < descs_max_ && work->bytes + descs[end].length <= bytes_max);
   work->end = end;
   rest.begin = end;
   rest.bytes -= work->bytes;

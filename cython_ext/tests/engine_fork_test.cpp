@@ -54,7 +54,10 @@ TEST(EngineFork, AChildIsToldAndTheParentGoesOn) {
     };
     expect_forked(mp_region_allocate(source.get(), 4096, "x", nullptr, &out_region, &error));
     expect_forked(mp_region_register(source.get(), memory.data(), 64, "y", 0, &out_region, &error));
+    expect_forked(mp_region_register_cuda(source.get(), memory.data(), 64, MP_CUDA_ANY, "z", 0, &out_region, &error));
     expect_forked(mp_region_release(region.get(), &error));
+    expect_forked(mp_region_copy_batch(region.get(), nullptr, 0, nullptr, 0, nullptr, nullptr, 0, nullptr, 0, nullptr,
+                                       0, 0, &error));
     expect_forked(mp_engine_fence(target.get(), client, nullptr, &error));
     expect_forked(mp_peer_connect(source.get(), target.address().c_str(), 100, nullptr, nullptr, &out_peer, &error));
     expect_forked(mp_peer_ensure(peer.get(), 100, nullptr, nullptr, &error));
@@ -78,6 +81,7 @@ TEST(EngineFork, AChildIsToldAndTheParentGoesOn) {
     expect_forked(mp_testing_set_faults(source.get(), &faults, &error));
     expect_forked(mp_testing_faults_made(source.get(), &made, &error));
     // Those without a status answer too, and do not wait for locks of threads that exist in the parent only.
+    mp_region_location(region.get(), nullptr, 0);
     mp_peer_info info;
     mp_peer_get_info(peer.get(), &info);
     mp_peer_list_regions(peer.get(), nullptr, 0);

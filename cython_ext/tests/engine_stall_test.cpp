@@ -159,7 +159,7 @@ TEST_F(EngineStall, NonsenseInsteadOfAnAnswerIsAProtocolError) {
 
 TEST_F(EngineStall, AFailureThatIsNoFailureIsAProtocolError) {
   connect(kNever);
-  for (const uint32_t status : {uint32_t{MP_OK}, uint32_t{MP_PENDING}, uint32_t{MP_INTERNAL + 1}, UINT32_MAX}) {
+  for (const uint32_t status : {uint32_t{MP_OK}, uint32_t{MP_PENDING}, uint32_t{kLastStatus + 1}, UINT32_MAX}) {
     const TransferHandle reading = start(MP_READ);
     const auto request = receive_request(target_.lane(0));
     ASSERT_TRUE(request);

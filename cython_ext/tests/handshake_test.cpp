@@ -156,7 +156,7 @@ TEST_F(GreeterTest, AnswersAnotherVersionWithItsOwn) {
 
 TEST_F(GreeterTest, RefusesAnUnknownKindOfConnection) {
   greet_raw_client(far());
-  hello_ = make_hello(static_cast<wire::Kind>(wire::kRdma + 1), "the secret");
+  hello_ = make_hello(static_cast<wire::Kind>(wire::kCudaIpc + 1), "the secret");
   ASSERT_TRUE(send_struct(fd(), hello_));
   ASSERT_TRUE(receive_struct(fd(), &challenge_));
   EXPECT_EQ(challenge_.status, MP_PROTOCOL);
@@ -322,7 +322,7 @@ TEST_F(DialerTest, PassesOnWhyItWasRefused) {
                                      {MP_AUTH, MP_AUTH},
                                      {MP_PENDING, MP_PROTOCOL},
                                      {MP_FORKED, MP_PROTOCOL},
-                                     {MP_INTERNAL + 1, MP_PROTOCOL},
+                                     {kLastStatus + 1, MP_PROTOCOL},
                                      {0xffff, MP_PROTOCOL}}) {
     dial_raw_server();
     challenge_ = make_challenge("the secret");

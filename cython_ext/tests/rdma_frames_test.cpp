@@ -138,7 +138,7 @@ TEST(RdmaFrames, AWrongHeaderIsBad) {
     EXPECT_EQ(with(offsetof(Header, magic), uint32_t{0x3252504d}), Decoded::kBad);
     EXPECT_EQ(with(offsetof(Header, type), uint16_t{0}), Decoded::kBad);
     EXPECT_EQ(with(offsetof(Header, type), uint16_t{6}), Decoded::kBad);
-    EXPECT_EQ(with(offsetof(Header, status), static_cast<uint16_t>(MP_INTERNAL + 1)), Decoded::kBad);
+    EXPECT_EQ(with(offsetof(Header, status), static_cast<uint16_t>(kLastStatus + 1)), Decoded::kBad);
     EXPECT_EQ(with(offsetof(Header, bytes), UINT32_MAX), Decoded::kBad) << "nobody waits for that much";
   }
 }
@@ -190,11 +190,12 @@ TEST(RdmaFrames, KeysThatDoNotCoverTheRegionAreBad) {
   EXPECT_EQ(with([](Found &found) { found.keys.push_back(1); }), Decoded::kBad) << "a key without a piece";
   EXPECT_EQ(with([](Found &found) { found.length = 0; }), Decoded::kBad);
   EXPECT_EQ(with([](Found &found) { found.length = UINT64_MAX; }), Decoded::kBad);
-  EXPECT_EQ(with([](Found &found) { found.length = found.piece_bytes * 3; }), Decoded::kFrame) << "three whole pieces";
-  EXPECT_EQ(with([](Found &found) { found.length = found.piece_bytes * 2; }), Decoded::kBad);
+  EXPECT_EQ(with([](Found &found) { found.length = found.piece_bytes * 3 - found.start; }), Decoded::kFrame)
+      << "three whole pieces";
+  EXPECT_EQ(with([](Found &found) { found.length = found.piece_bytes * 2 - found.start; }), Decoded::kBad);
   EXPECT_EQ(with([](Found &found) { found.piece_bytes = 0; }), Decoded::kBad);
-  EXPECT_EQ(with([](Found &found) { found.start = UINT64_MAX - found.length; }), Decoded::kFrame);
-  EXPECT_EQ(with([](Found &found) { found.start = UINT64_MAX; }), Decoded::kBad) << "addresses do not wrap";
+  EXPECT_EQ(with([](Found &found) { found.start = found.piece_bytes - 1; }), Decoded::kFrame);
+  EXPECT_EQ(with([](Found &found) { found.start = found.piece_bytes; }), Decoded::kBad) << "not in the first piece";
   Frame whole = found_frame(1);
   whole.found.start = 0;
   whole.found.length = whole.found.piece_bytes = UINT64_MAX;

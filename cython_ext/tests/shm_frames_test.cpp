@@ -182,7 +182,7 @@ TEST(ShmFrames, MalformedResponsesAreRefused) {
       {"magic", [](CopyResponse &r) { r.header.magic = kRequestMagic; }},
       {"type 0", [](CopyResponse &r) { r.header.type = 0; }},
       {"type beyond the last", [](CopyResponse &r) { r.header.type = kReadable + 1; }},
-      {"unknown status", [](CopyResponse &r) { r.header.status = MP_INTERNAL + 1; }},
+      {"unknown status", [](CopyResponse &r) { r.header.status = kLastStatus + 1; }},
       {"failures of a frame that has none", [](CopyResponse &r) { r.header.type = kMapped; }},
       {"too many failures", [](CopyResponse &r) { r.header.count = kDescsPerFrameMax + 1; }},
       {"too many digests", [](CopyResponse &r) { r.header.value = kDescsPerFrameMax + 1; }},
@@ -190,7 +190,7 @@ TEST(ShmFrames, MalformedResponsesAreRefused) {
       {"failures out of order", [](CopyResponse &r) { r.failed[1].desc = 0; }},
       {"a failure that is none", [](CopyResponse &r) { r.failed[0].status = MP_OK; }},
       {"a failure that is not over", [](CopyResponse &r) { r.failed[0].status = MP_PENDING; }},
-      {"an unknown failure", [](CopyResponse &r) { r.failed[1].status = MP_INTERNAL + 1; }},
+      {"an unknown failure", [](CopyResponse &r) { r.failed[1].status = kLastStatus + 1; }},
   };
   for (const auto &[what, change] : changes) {
     CopyResponse response = good;

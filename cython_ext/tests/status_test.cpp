@@ -13,12 +13,12 @@ namespace {
 
 TEST(Status, EveryCodeHasATextOfItsOwn) {
   std::set<std::string> seen;
-  for (int code = MP_OK; code <= MP_INTERNAL; ++code) {
+  for (int code = MP_OK; code <= kLastStatus; ++code) {
     const std::string text = status_text(static_cast<mp_status>(code));
     EXPECT_NE(text, "unknown status") << code;
     EXPECT_TRUE(seen.insert(text).second) << text;
   }
-  EXPECT_STREQ(status_text(static_cast<mp_status>(MP_INTERNAL + 1)), "unknown status");
+  EXPECT_STREQ(status_text(static_cast<mp_status>(kLastStatus + 1)), "unknown status");
 }
 
 TEST(Status, MistakesOfTheCallerAreNotRetryable) {

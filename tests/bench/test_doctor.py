@@ -63,6 +63,7 @@ class Verbs:
         self.ibv_open_device = self._Function(lambda device: device if self._ports[device - 1][1] else None)
         self.ibv_close_device = self._Function(lambda context: 0)
         self.ibv_query_port = self._Function(self._query)
+        self.ibv_reg_dmabuf_mr = self._Function(lambda: None)
 
     def _list(self, count: Any) -> list[int]:
         count._obj.value = len(self._ports)
@@ -90,6 +91,14 @@ class Cuda:
 
     def cuDeviceGetName(self, name: Any, length: Any, device: Any) -> int:  # noqa: N802
         name.value = self._names[device.value]
+        return 0
+
+    def cuDeviceGetPCIBusId(self, name: Any, length: Any, device: Any) -> int:  # noqa: N802
+        name.value = b"0000:%d1:00.0" % (4 + device.value)
+        return 0
+
+    def cuDeviceGetAttribute(self, value: Any, which: Any, device: Any) -> int:  # noqa: N802
+        value._obj.value = {124: device.value == 0, 118: 100}[which.value]
         return 0
 
 
@@ -127,7 +136,7 @@ def patient(tmp_path: Path) -> Patient:
 def test_a_good_machine_needs_nothing(patient: Patient) -> None:
     findings = patient(libraries={"libibverbs.so.1": Verbs(), "libcuda.so.1": Cuda(b"NVIDIA H200")})
     assert [name for name, finding in findings.items() if finding.status != "OK"] == []
-    assert findings["GPU 0"].found == "NVIDIA H200"
+    assert findings["GPU 0"].found.startswith("NVIDIA H200\n")
     assert not [finding for finding in findings.values() if finding.status == "OK" and finding.fix]
 
 
@@ -275,6 +284,7 @@ def test_memory_that_may_be_locked(patient: Patient) -> None:
     [
         ({}, "OK", "no NVIDIA driver"),
         ({"sys/module/nvidia/version": "570.1"}, "OK", "dma-buf: in kernel 6.8"),
+        ({"sys/module/nvidia/version": "570.1"}, "OK", "in libibverbs"),
         ({"sys/module/nvidia/version": "570.1", "proc/sys/kernel/osrelease": "5.4.0-1"}, "degraded", "main memory"),
         ({"sys/module/nvidia/version": "570.1", "proc/sys/kernel/osrelease": "5.4.0-1",
           "sys/module/nvidia_peermem/version": "570.1"}, "OK", "nvidia_peermem: loaded"),
@@ -290,6 +300,39 @@ def test_gpus(patient: Patient) -> None:
     assert "cuInit says 100" in patient(libraries={"libcuda.so.1": Cuda(problem=100)})["GPU"].found
     assert "no device is visible" in patient(libraries={"libcuda.so.1": Cuda()})["GPU"].found
     assert {"GPU 0", "GPU 1"} < set(patient(libraries={"libcuda.so.1": Cuda(b"A", b"B")}))
+
+
+def test_where_a_gpu_is_and_which_nic_is_near(patient: Patient, tmp_path: Path) -> None:
+    # Two host bridges; behind the first one a switch with a GPU and a NIC, and another NIC beside it.
+    places = {
+        "0000:41:00.0": "pci0000:40/0000:40:01.0/0000:3f:00.0/0000:3e:00.0/0000:41:00.0",
+        "0000:42:00.0": "pci0000:40/0000:40:01.0/0000:3f:00.0/0000:3e:01.0/0000:42:00.0",
+        "0000:44:00.0": "pci0000:40/0000:40:02.0/0000:44:00.0",
+        "0000:c1:00.0": "pci0000:c0/0000:c0:01.0/0000:c1:00.0",
+    }
+    express = bytes([0x10, 0, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0])
+    for name, path in places.items():
+        folder = tmp_path / "sys/devices" / path
+        folder.mkdir(parents=True)
+        (folder / "numa_node").write_text("1\n" if "c0" in path else "0\n")
+        (folder / "resource").write_text("0x1000 0x1fff 0x200\n0x4000000000 0x5fffffffff 0x14220c\n0x0 0x0 0x0\n")
+        (folder / "config").write_bytes(bytes(0x34) + b"\x40" + bytes(11) + express)
+        link = tmp_path / "sys/bus/pci/devices" / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(folder)
+    for name, pci in {"mlx5_0": "0000:c1:00.0", "mlx5_1": "0000:44:00.0", "mlx5_2": "0000:42:00.0"}.items():
+        link = tmp_path / "sys/class/infiniband" / name / "device"
+        link.parent.mkdir(parents=True)
+        link.symlink_to(tmp_path / "sys/devices" / places[pci])
+    found = patient(libraries=VERBS | {"libcuda.so.1": Cuda(b"NVIDIA H200")})["GPU 0"].found
+    assert found.splitlines() == [
+        "NVIDIA H200",
+        "PCI 0000:41:00.0, NUMA node 0, BAR of 128GiB",
+        "dma-buf: yes; writes of NICs: in order",
+        "  mlx5_2: the same switch, relaxed ordering",
+        "  mlx5_1: the same host bridge, relaxed ordering",
+        "  mlx5_0: another NUMA node, relaxed ordering",
+    ]
 
 
 @pytest.mark.parametrize("name", ["process_vm_readv", "memfd"])
@@ -341,7 +384,7 @@ def test_the_command_on_this_host() -> None:
     assert result.exit_code == ExitStatus.OK
     assert "transport tcp" in result.output
     document = json.loads(CliRunner().invoke(commands.cli, ["doctor", "--json", "-"]).output)
-    assert set(document) == {"schema", "environment", "healthy", "checks", "rdma"}
+    assert set(document) == {"schema", "environment", "healthy", "checks", "rdma", "gpus"}
     assert (document["schema"], document["healthy"]) == (1, True)
     for check in document["checks"]:
         assert list(check) == ["name", "status", "found", "fix", "needed"]

@@ -190,7 +190,7 @@ def test_what_it_does_not_know_is_refused(engine: TransferEngine) -> None:
     assert "[blocks, heads, tokens, content]" in refusal({"a": ArrayTensor(view.array[0], cache.storage)})
     assert "for 5 blocks" in refusal({"a": view}, 5)
     on_device = ArrayTensor(view.array, cache.storage)
-    on_device.device = types.SimpleNamespace(type="cuda")
+    on_device.device = types.SimpleNamespace(type="xpu")
     assert "device" in refusal({"a": on_device})
     # Two layers of different shape over the same bytes, as those of hybrid models are.
     assert "share memory" in refusal({"a": view, "b": ArrayTensor(view.array[:, :1], cache.storage)})

@@ -18,8 +18,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+import fake_cuda
 from rdma_lab import image
 from rdma_lab.cpio import Archive
+from rdma_lab.inside import CUDA
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 # The port that tests are driven through; `inside/runner.py` looks for its name.
 PORT = "moonpool.lab"
 _CONSOLE_LINES = 40
-_SHARED = ("rdma_lab/inside", "engine_testing")  # folders of tests/ that are there inside
+_SHARED = ("rdma_lab/inside", "engine_testing", "fake_cuda")  # folders of tests/ that are there inside
 
 
 class MachineError(Exception):
@@ -74,6 +76,7 @@ def initrd(base: Path, job: str) -> BinaryIO:
                 overlay.file(f"/lab/tests/{path.relative_to(image.ROOT / 'tests')}", path)
     for path in sorted((image.ROOT / "deploy").glob("*.sh")):
         overlay.file(f"/lab/deploy/{path.name}", path)
+    overlay.file(str(CUDA), fake_cuda.library())
     image.add_distribution(overlay, metadata.distribution("moonpool"))
     overlay.close()
     stream.flush()

@@ -242,7 +242,7 @@ def test_stats_count_what_moved(pair: Pair, transport: str) -> None:
 
 def test_probe_tells_what_this_host_offers() -> None:
     transports = {info.name: info for info in probe()}
-    assert set(transports) == {"local", "shm", "rdma", "tcp"}
+    assert set(transports) == {"local", "shm", "cuda_ipc", "rdma", "tcp"}
     assert all(isinstance(info, TransportInfo) and info.reason for info in transports.values())
     assert all(transports[name].available for name in ("local", "shm", "tcp"))
 

@@ -95,9 +95,9 @@ def test_an_impossible_value_is_refused(options: dict[str, Any]) -> None:
     [
         ({"transports": "tpc"}, "tcp"),
         ({"transports": "local,tpc"}, "tcp"),
-        ({"transports": "quic"}, "local, shm, rdma, tcp, auto"),
+        ({"transports": "quic"}, "local, shm, cuda_ipc, rdma, tcp, auto"),
         ({"require": "locla"}, "local"),
-        ({"require": "auto"}, "local, shm, rdma, tcp"),
+        ({"require": "auto"}, "local, shm, cuda_ipc, rdma, tcp"),
     ],
 )
 def test_a_transport_that_does_not_exist_names_the_choices(options: dict[str, Any], hint: str) -> None:

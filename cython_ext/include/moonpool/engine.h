@@ -23,7 +23,7 @@ extern "C" {
 #endif
 
 #define MP_API __attribute__((visibility("default")))
-#define MP_ABI_VERSION 3
+#define MP_ABI_VERSION 4
 
 typedef struct mp_engine mp_engine;
 typedef struct mp_region mp_region;
@@ -61,7 +61,8 @@ typedef enum mp_status {
   MP_CLOSED = 25, /* the engine, peer or region handle was closed */
   MP_FORKED = 26, /* used in a forked child */
   MP_SYSTEM = 27, /* an operating-system call failed; see sys_errno */
-  MP_INTERNAL = 28
+  MP_INTERNAL = 28,
+  MP_CUDA = 29 /* the CUDA driver is missing or refused a call; the cause begins with its name for the error */
 } mp_status;
 
 typedef struct mp_error {
@@ -69,7 +70,7 @@ typedef struct mp_error {
   int32_t sys_errno; /* 0 or errno */
   int64_t item;      /* first item concerned, or -1 */
   int32_t retryable; /* 1 when the same call may succeed later */
-  char path[16];     /* "local", "shm", "rdma", "tcp", or "" */
+  char path[16];     /* "local", "shm", "cuda_ipc", "rdma", "tcp", or "" */
   char peer[128];    /* "name (host:port)" or "" */
   char message[512]; /* what was attempted and what happened */
   char cause[256];   /* the first cause, or "" */
@@ -82,7 +83,7 @@ typedef struct mp_config {
   uint32_t abi_version;   /* MP_ABI_VERSION */
   const char *name;       /* shown to peers; NULL: "engine" */
   const char *listen;     /* "host:port", "[::1]:0"; port 0 picks one; NULL: accepts nobody */
-  const char *transports; /* "auto" or a comma list of "local", "shm", "rdma", "tcp" */
+  const char *transports; /* "auto" or a comma list of "local", "shm", "cuda_ipc", "rdma", "tcp" */
   const char *require;    /* NULL, or the one transport every transfer must use */
   const uint8_t *secret;  /* cluster secret, or NULL */
   size_t secret_bytes;
@@ -107,6 +108,11 @@ typedef struct mp_config {
   uint32_t rdma_traffic_class; /* 0 to 255; DSCP in its upper six bits */
   uint32_t rdma_pkey_index;    /* in the port's table of partition keys */
   uint64_t rdma_registration_bytes_max; /* larger memory is registered in pieces; 0: what the devices allow */
+  int32_t cuda_staging; /* 1 (default): memory of a GPU that neither a network adapter nor this process's copies between
+                         * GPUs reach passes through the host. 0: that is an error, of its registration where there is
+                         * RDMA, otherwise of the transfer */
+  uint64_t cuda_staging_bytes; /* pinned memory for each GPU whose memory passes through the host; made at the first
+                                * such transfer. 0: 64 MiB. 4 MiB to 16 GiB */
 } mp_config;
 
 /* Fills every field with its default. */
@@ -136,9 +142,19 @@ MP_API size_t mp_probe_json(char *buffer, size_t size);
 
 #define MP_REGION_WRITABLE 1u
 #define MP_REGION_SHARED 2u /* peers on the same host map it; set by the engine */
+#define MP_REGION_CUDA 4u   /* memory of a GPU; set by the engine */
 
 enum { MP_HUGE_PAGES_AUTO = 0, MP_HUGE_PAGES_NEVER = 1, MP_HUGE_PAGES_REQUIRED = 2 };
 #define MP_NUMA_ANY -1
+#define MP_CUDA_ANY -1
+
+/* What the CUDA driver says of an address. Of managed memory the host can use the address too. */
+typedef enum mp_memory_kind {
+  MP_MEMORY_HOST = 0,
+  MP_MEMORY_PINNED = 1, /* host memory that is registered with the driver, or came from it */
+  MP_MEMORY_DEVICE = 2,
+  MP_MEMORY_MANAGED = 3
+} mp_memory_kind;
 
 /* How memory is allocated. NULL where one is asked for: the defaults that mp_allocation_init sets. */
 typedef struct mp_allocation {
@@ -168,6 +184,19 @@ MP_API mp_status mp_region_allocate(mp_engine *engine, uint64_t nbytes, const ch
 /* The memory must stay valid until mp_region_release succeeded or the engine is closed. */
 MP_API mp_status mp_region_register(mp_engine *engine, void *address, uint64_t nbytes, const char *name, uint32_t flags,
                                     mp_region **region, mp_error *error);
+/* The same for memory of GPU `device` (its CUDA ordinal; MP_CUDA_ANY: whichever it is), also managed memory. Host
+ * memory, and memory of another device, is MP_INVALID_ARGUMENT. No context is made: the one that the memory belongs to
+ * is used. Memory that is freed before the region is released is noticed, and its transfers fail with
+ * MP_REGION_RELEASED. */
+MP_API mp_status mp_region_register_cuda(mp_engine *engine, void *address, uint64_t nbytes, int32_t device,
+                                         const char *name, uint32_t flags, mp_region **region, mp_error *error);
+/* The kind of the memory that `nbytes` bytes at `address` lie in, and its device (-1: none). Needs no engine. Opens the
+ * CUDA driver: MP_CUDA where there is none. MP_INVALID_ARGUMENT: its first and last byte are of different kinds. */
+MP_API mp_status mp_cuda_memory_kind(const void *address, uint64_t nbytes, mp_memory_kind *kind, int32_t *device,
+                                     mp_error *error);
+/* Where the region is: "cuda:0", "cpu:1" (its NUMA node), or "cpu" when the kernel does not say. Writes at most `size`
+ * bytes including the terminating 0, and returns the length needed. */
+MP_API size_t mp_region_location(const mp_region *region, char *buffer, size_t size);
 /* Withdraws the region: peers are refused from now on. When it returns MP_OK nothing writes it any more, and no read of
  * it completes. A peer on the same host that was stopped in the middle of a copy of memory that the engine allocated is
  * waited for as long as progress_timeout_ms; then the bytes move to pages of their own, and what the peer still writes
@@ -255,6 +284,9 @@ typedef struct mp_options {
   int32_t digest;         /* 1: digest every item at both ends and compare */
   int64_t deadline_at_ns; /* the same as a time of CLOCK_MONOTONIC, for who may be stopped between looking at the clock
                              and submitting; 0: none. The earlier of both holds */
+  uint64_t cuda_stream;   /* with cuda_stream_given 1: a CUstream. No byte is moved before what was queued there up to
+                             the call has ended. The batch needs a local region of a GPU, in the stream's context */
+  int32_t cuda_stream_given;
 } mp_options;
 
 typedef enum mp_transfer_state {
@@ -337,6 +369,17 @@ MP_API mp_status mp_copy_batch(void *target, uint64_t target_bytes, const int64_
                                size_t target_offsets_stride, const void *source, uint64_t source_bytes,
                                const int64_t *source_offsets, size_t source_offsets_stride, const int64_t *lengths,
                                size_t lengths_stride, size_t count, size_t *bad);
+
+/* The same where one side, or both, are memory of a GPU: `target_region` or `source_region` is a region of it, and the
+ * memory beside it is not looked at; with NULL that memory, of the host, is the side. Ranges are copied in any order,
+ * in a number of driver calls that does not grow with `count` but with the bytes. Host memory that is not pinned passes
+ * through that of the engine. Not ordered with any stream of the caller. MP_DEADLINE: a GPU that made no progress for
+ * progress_timeout_ms; the regions stay in use until it has. */
+MP_API mp_status mp_region_copy_batch(mp_region *target_region, void *target, uint64_t target_bytes,
+                                      const int64_t *target_offsets, size_t target_offsets_stride,
+                                      mp_region *source_region, const void *source, uint64_t source_bytes,
+                                      const int64_t *source_offsets, size_t source_offsets_stride,
+                                      const int64_t *lengths, size_t lengths_stride, size_t count, mp_error *error);
 
 /* ---------------------------------------------------------------- notifications */
 

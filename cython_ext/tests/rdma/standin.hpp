@@ -64,6 +64,7 @@ void set_retries_over(bool over);
 enum class Call {
   kOpen,
   kRegister,
+  kRegisterDmabuf,
   kDeregister,
   kCreateChannel,
   kCreateCq,

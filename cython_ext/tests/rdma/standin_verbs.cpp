@@ -2,6 +2,8 @@
 //
 // The stand-in's face: the functions of libibverbs that the engine looks up by name.
 #include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -26,6 +28,34 @@ T *refused(int err) {
 Context &context_of(const ibv_context *context) { return *static_cast<Context *>(const_cast<ibv_context *>(context)); }
 
 const Limits &limits_of(const ibv_context *context) { return static_cast<const Device *>(context->device)->limits; }
+
+// The kernel pins pages that can be read; without them it says EFAULT.
+bool readable(const void *address, size_t bytes) {
+  for (const size_t at : {size_t{0}, bytes - 1}) {
+    uint8_t seen;
+    iovec ours{&seen, 1}, theirs{static_cast<uint8_t *>(const_cast<void *>(address)) + at, 1};
+    if (process_vm_readv(getpid(), &ours, 1, &theirs, 1, 0) != 1) return false;
+  }
+  return true;
+}
+
+// With the gate.
+ibv_mr *add_registration(ibv_pd *pd, void *address, size_t bytes, uint64_t start, unsigned access) {
+  auto *mr = new Mr();
+  mr->context = pd->context;
+  mr->pd = pd;
+  mr->addr = address;
+  mr->length = bytes;
+  mr->start = start;
+  mr->access = access;
+  mr->lkey = world().next_key++;
+  mr->rkey = world().next_key++;
+  world().by_lkey[mr->lkey] = mr;
+  world().by_rkey[mr->rkey] = mr;
+  ++static_cast<Pd *>(pd)->objects;
+  ++world().registrations;
+  return mr;
+}
 
 // What destroying an object waits for. Whoever never acknowledges would wait for ever.
 template <class Condition>
@@ -212,19 +242,28 @@ ibv_mr *ibv_reg_mr_iova2(ibv_pd *pd, void *address, size_t bytes, uint64_t start
       (remote_write && (access & IBV_ACCESS_LOCAL_WRITE) == 0)) {
     return refused<ibv_mr>(EINVAL);
   }
-  auto *mr = new Mr();
-  mr->context = pd->context;
-  mr->pd = pd;
-  mr->addr = address;
-  mr->length = bytes;
-  mr->start = start;
-  mr->access = access;
-  mr->lkey = world().next_key++;
-  mr->rkey = world().next_key++;
-  world().by_lkey[mr->lkey] = mr;
-  world().by_rkey[mr->rkey] = mr;
-  ++static_cast<Pd *>(pd)->objects;
-  ++world().registrations;
+  if (!readable(address, bytes)) return refused<ibv_mr>(EFAULT);
+  return add_registration(pd, address, bytes, start, access);
+}
+
+// A dma-buf here is a memfd whose position is where its bytes begin, and it ends where they do.
+ibv_mr *ibv_reg_dmabuf_mr(ibv_pd *pd, uint64_t offset, size_t bytes, uint64_t start, int fd, int access) {
+  if (const int err = world().met(Call::kRegisterDmabuf, pd->context)) return refused<ibv_mr>(err);
+  const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  std::lock_guard gate(world().gate);
+  if (bytes == 0 || bytes > limits_of(pd->context).mr_bytes_max || start % page != offset % page) {
+    return refused<ibv_mr>(EINVAL);
+  }
+  const off_t begin = lseek(fd, 0, SEEK_CUR);
+  if (begin < 0) return refused<ibv_mr>(EBADF);
+  const size_t mapped_bytes = offset % page + bytes;
+  void *mapped = mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd,
+                      begin + static_cast<off_t>(offset / page * page));
+  if (mapped == MAP_FAILED) return refused<ibv_mr>(errno);
+  auto *mr = static_cast<Mr *>(add_registration(pd, static_cast<uint8_t *>(mapped) + offset % page, bytes, start,
+                                                static_cast<unsigned>(access)));
+  mr->mapped = mapped;
+  mr->mapped_bytes = mapped_bytes;
   return mr;
 }
 
@@ -236,6 +275,7 @@ int ibv_dereg_mr(ibv_mr *raw) {
   world().by_rkey.erase(mr->rkey);
   --static_cast<Pd *>(mr->pd)->objects;
   --world().registrations;
+  if (mr->mapped != nullptr) munmap(mr->mapped, mr->mapped_bytes);
   delete mr;
   return 0;
 }

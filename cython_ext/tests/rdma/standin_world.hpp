@@ -75,6 +75,9 @@ struct Pd : ibv_pd {
 struct Mr : ibv_mr {
   uint64_t start = 0;  // the address of its first byte for devices
   unsigned access = 0;
+  // Of a dma-buf: its pages, as the device has them.
+  void *mapped = nullptr;
+  size_t mapped_bytes = 0;
 };
 
 struct Channel : ibv_comp_channel {
