@@ -16,8 +16,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from moonpool.connector import compat
+from moonpool.connector.handover import Identity
 from moonpool.connector.metadata import MoonpoolMetadata
-from moonpool.connector.namespace import check_supported, hash_seed, namespace_of, shard_plan
+from moonpool.connector.namespace import check_supported, facts_of, hash_seed, namespace_of, shard_plan
 from moonpool.connector.scheduler import SchedulerSide
 from moonpool.connector.settings import ConnectorSettings
 from moonpool.connector.stats import ConnectorPromMetrics, ConnectorStats
@@ -56,7 +57,9 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):
                     "unset it everywhere, or set it alike",
                     hash_seed(),
                 )
-            self._scheduler = SchedulerSide(vllm_config, settings, store, namespace)
+            facts = facts_of(vllm_config, kv_cache_config, settings, layout)
+            identity = Identity(str(vllm_config.kv_transfer_config.engine_id), namespace, facts)
+            self._scheduler = SchedulerSide(vllm_config, settings, store, identity)
         else:
             plan = shard_plan(vllm_config, kv_cache_config)
             self._worker = WorkerSide(vllm_config, kv_cache_config, settings, store, namespace, plan)
@@ -125,8 +128,7 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """A request has finished. Blocks that are being saved are kept by other means than its own."""
-        self._the_scheduler.request_finished(request, block_ids)
-        return False, None
+        return False, self._the_scheduler.request_finished(request, block_ids)
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]

@@ -2,7 +2,9 @@
 """What a worker is asked to move. Without vLLM, so that what moves can be tested without it.
 
 A *chunk* is `chunk_tokens` of a request, that is a fixed number of its blocks; its key is vLLM's chained hash of the
-last of them, so it stands for all tokens from the beginning of the request.
+last of them, so it stands for all tokens from the beginning of the request. A *tail* is a chunk of fewer blocks, at the
+end of a prompt that is handed over: it begins where a chunk does, and its key says its length, since that ends where no
+chunk ends.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ class LoadJob:
             be there before this step computes.
         timeout: seconds, from when the worker hears of it. What has not come by then has failed.
         fetch_id: of the fetch that has brought its chunks into host memory, from where they come; 0: from the pool.
+        tail_blocks: of the last chunk, where that is a tail; 0: it is none.
     """
 
     request_id: str
@@ -34,6 +37,7 @@ class LoadJob:
     is_async: bool
     timeout: float
     fetch_id: int = 0
+    tail_blocks: int = 0
 
 
 @dataclass(slots=True)
@@ -65,6 +69,7 @@ class SaveJob:
         hashes: keys of the chunks, 32 bytes each, in order: a chain.
         parent: the key of the chunk before the first one; `ROOT`: there is none.
         block_ids: where they lie, all blocks of the first chunk, then of the next one.
+        tail_blocks: of the only chunk, where that is a tail; 0: it is none.
     """
 
     job_id: int
@@ -72,3 +77,4 @@ class SaveJob:
     hashes: bytes
     parent: bytes
     block_ids: list[int]
+    tail_blocks: int = 0

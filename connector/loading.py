@@ -142,16 +142,18 @@ class Loads(Crew[Load]):
 
     def _run(self, item: Load, thread: int) -> str:
         """Load some chunks after the other."""
-        table = self._cache.table(item.job.block_ids, item.job.begin_block)
+        table, tail = self._cache.table(item.job.block_ids, item.job.begin_block), item.job.tail_blocks
         assert len(table) == item.chunks, "the plan has other blocks than chunks"
+        whole = len(table) - bool(tail)
         while item.good < item.chunks:
             client = self._pool.link.client
             if item.cancelled or item.until <= time.monotonic():
                 return self._cut_short(item, "cancelled" if item.cancelled else "late")
             if client is None:
                 return self._cut_short(item, "away")
-            rows = self._window(table[item.good :])
-            good = self._bring(client, item, rows, self._areas[thread])
+            rows = self._window(table[item.good : whole]) if item.good < whole else table[whole:, :tail]
+            cache = self._cache if item.good < whole else self._cache.of(tail)
+            good = self._bring(client, item, cache, rows, self._areas[thread])
             item.good += good
             if good < len(rows):
                 return self._cut_short(item, "missing")
@@ -162,19 +164,19 @@ class Loads(Crew[Load]):
         partial = partial_rows(table)
         return table[: min(self._chunks, int(partial[1]) if len(partial) > 1 else len(table))]
 
-    def _bring(self, client: StoreClient, load: Load, rows: Int64s, area: Area) -> int:
+    def _bring(self, client: StoreClient, load: Load, cache: PagedCache, rows: Int64s, area: Area) -> int:
         """Get chunks into these blocks; return how many of the first ones have come."""
         begin = load.good * HASH_BYTES
         hashes = load.job.hashes[begin : begin + len(rows) * HASH_BYTES]
-        places = self._cache.destinations(rows, area)
+        places = cache.destinations(rows, area)
         left = max(0.001, load.until - time.monotonic())
         got = client.get_into(self._pool.namespace, hashes, places, shard=self._pool.shard, timeout=left)
         self._pool.link.answered()
-        good = good_of(got, self._cache.chunk_bytes, self._cache.sealed(rows, area), self._counts)
+        good = good_of(got, cache.chunk_bytes, cache.sealed(rows, area), self._counts)
         staged = [row for row in partial_rows(rows).tolist() if row < good]
         if staged:
-            self._cache.scatter(rows[staged], area.region, np.array([area.begin]))
-        size = self._cache.chunk_bytes
+            cache.scatter(rows[staged], area.region, np.array([area.begin]))
+        size = cache.chunk_bytes
         self._counts.add(
             load_chunks=good, load_straight_bytes=(good - len(staged)) * size, load_staged_bytes=len(staged) * size
         )

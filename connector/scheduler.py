@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
-from moonpool.connector import compat
+from moonpool.connector import compat, handover
 from moonpool.connector.events import Events
+from moonpool.connector.handover import HandOver, HandOverRefusedError, Identity
 from moonpool.connector.keys import Keys, Known
 from moonpool.connector.load_plan import Loads
 from moonpool.connector.lookups import Lookups
@@ -23,6 +25,10 @@ from moonpool.store_client import StoreClient, StoreClientSettings
 
 __all__ = ["SchedulerSide"]
 
+_log = logging.getLogger(__name__)
+#: Prefill engines whose first refusal is in the log. Further ones are counted only.
+_REFUSED_MAX: Final = 64
+
 
 class SchedulerSide:
     """One for an engine. Every method is called on the engine's thread, and none of them waits.
@@ -31,14 +37,19 @@ class SchedulerSide:
         vllm_config: of the engine.
         settings: of the connector.
         store: options of `StoreClientSettings`.
-        namespace: of the engine.
+        identity: of the engine, with the namespace of its chunks.
     """
 
-    def __init__(self, vllm_config: Any, settings: ConnectorSettings, store: Mapping[str, Any], namespace: str) -> None:
+    def __init__(
+        self, vllm_config: Any, settings: ConnectorSettings, store: Mapping[str, Any], identity: Identity
+    ) -> None:
         transfer, block_tokens = vllm_config.kv_transfer_config, vllm_config.cache_config.block_size
         blocks = settings.chunk_tokens // block_tokens
         kv_events = vllm_config.kv_events_config
         self._settings = settings
+        self._identity = identity
+        self._block_tokens = block_tokens
+        self._refused: set[str] = set()
         self._loading = settings.load_mode != "off" and transfer.is_kv_consumer
         self._saving = settings.save_mode != "off" and transfer.is_kv_producer
         self._counts: Counter[str] = Counter()
@@ -51,7 +62,7 @@ class SchedulerSide:
         self._link = PoolLink(lambda: _client(store), settings.retry)
         self._lookups = Lookups(
             self._link,
-            namespace,
+            identity.namespace,
             lease=options.lease,
             timeout=settings.lookup_timeout,
             most=settings.lookups_max,
@@ -76,6 +87,7 @@ class SchedulerSide:
         """A request was added: ask what the pool has of it."""
         tracked = self._tracked[request.request_id] = Tracked(request)
         if self._loading:
+            tracked.handed = self._handed(request)
             self._loads.ask(tracked)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
@@ -85,7 +97,7 @@ class SchedulerSide:
             tracked.local, tracked.reason = num_computed_tokens, "off"
             return 0, False
         tokens = self._loads.matched(tracked, num_computed_tokens)
-        return tokens, bool(tokens) and self._settings.load_mode == "async"
+        return tokens, bool(tokens) and self._loads.in_background(tracked)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """A request got its blocks, and its load can begin."""
@@ -99,15 +111,22 @@ class SchedulerSide:
         block_ids = blocks.get_block_ids()[0] if num_external_tokens else []
         self._loads.admit(tracked, block_ids, num_external_tokens)
 
-    def request_finished(self, request: Any, block_ids: list[int]) -> None:
-        """A request has finished, or was aborted. What it still has that others may want is saved."""
+    def request_finished(self, request: Any, block_ids: list[int]) -> dict[str, Any] | None:
+        """A request has finished, or was aborted. What it still has that others may want is saved.
+
+        Returns:
+            What the engine is to be told that goes on with it, where one does.
+        """
+        offered = None
         tracked = self._tracked.pop(request.request_id)
         computed = compat.computed_tokens(request)
         if self._may_save(tracked, computed):
             self._loads.heed(tracked)
             self._saves.plan(tracked, computed, block_ids)
+            offered = self._offered(tracked, computed, block_ids)
             self._saves.drop(tracked, computed)
         self._loads.finished(tracked, parked=tracked.loading >= 0)
+        return offered
 
     # ---------------------------------------------------------------- steps
 
@@ -186,6 +205,8 @@ class SchedulerSide:
             tracked.lookup = None
             self._loads.fetches.drop(tracked)
             tracked.barred = tracked.admitted < math.inf
+            if not tracked.barred:
+                tracked.handed = None
         return True
 
     def shutdown(self) -> None:
@@ -209,6 +230,28 @@ class SchedulerSide:
                 if block_ids is not None:
                     self._loads.heed(tracked)
                     self._saves.plan(tracked, computed, block_ids)
+
+    def _offered(self, tracked: Tracked, computed: int, block_ids: list[int]) -> dict[str, Any] | None:
+        request = tracked.request
+        if not handover.is_asked_for(request) or self._keys.renewed or not compat.has_ended_well(request):
+            return None
+        tokens = self._saves.plan_tail(tracked, computed, block_ids) * self._block_tokens
+        if not tokens:
+            return None
+        self._counts["handovers_offered"] += 1
+        return handover.offered(request, self._identity, tokens)
+
+    def _handed(self, request: Any) -> HandOver | None:
+        if self._keys.renewed:
+            return None
+        try:
+            return handover.taken(request, self._identity, self._block_tokens, self._settings.handover_wait)
+        except HandOverRefusedError as error:
+            self._counts["handovers_refused"] += 1
+            if len(self._refused) < _REFUSED_MAX and error.message not in self._refused:
+                self._refused.add(error.message)
+                _log.warning("moonpool: what was handed over is computed instead: %s", error)
+            return None
 
     def _may_save(self, tracked: Tracked, computed: int) -> bool:
         # Blocks that were there at admission may be computed or loaded, by this or another request, in the very step

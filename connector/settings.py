@@ -71,6 +71,14 @@ class ConnectorSettings:
     lookups_max: int = setting(
         4096, "Most requests whose look-up is under way or waits. Others are computed.", minimum=1, maximum=1 << 20
     )
+    handover_wait: float = setting(
+        2.0,
+        "How long a request that another engine hands over waits for what that one is still saving. What has not come "
+        "by then is computed.",
+        unit="seconds",
+        minimum=0.0,
+        maximum=_HOUR,
+    )
     load_timeout: float = setting(
         10.0,
         "Longest time of one load. What has not come by then is computed.",

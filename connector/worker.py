@@ -99,7 +99,8 @@ class WorkerSide:
             self._pool,
             cache,
             self._counts,
-            threads=settings.load_threads if settings.load_mode in ("sync", "async") else 0,
+            # What is handed over comes in the background in every mode.
+            threads=settings.load_threads if settings.load_mode != "off" else 0,
             staging_bytes=settings.staging_bytes,
         )
         if settings.load_mode == "prefetch":
@@ -140,22 +141,19 @@ class WorkerSide:
         loads, layerwise, prefetches = self._parts.loads, self._parts.layerwise, self._parts.prefetches
         if prefetches is not None:
             # What is taken or dropped makes room for what begins.
-            prefetches.load(metadata.loads)
+            prefetches.load([job for job in metadata.loads if job.fetch_id])
             prefetches.drop(metadata.dropped)
             prefetches.begin(metadata.fetches)
-            return
         if not metadata.loads and not metadata.cancelled:
             return
         assert loads is not None, "a load before the cache is registered"
-        if layerwise is not None:
-            if metadata.loads:
-                layerwise.begin(metadata.loads, computes=computes)
-            return
-        begun = loads.begin(metadata.loads)
+        needed = [job for job in metadata.loads if not job.is_async and not job.fetch_id]
+        loads.begin(job for job in metadata.loads if job.is_async)
         loads.cancel(metadata.cancelled)
-        needed = [load for load in begun if not load.job.is_async]
-        if needed:
-            loads.wait(needed)
+        if needed and layerwise is not None:
+            layerwise.begin(needed, computes=computes)
+        elif needed:
+            loads.wait(loads.begin(needed))
             self._collect_loads()
 
     def wait_for_layer_load(self, layer_name: str) -> None:
@@ -208,12 +206,14 @@ class WorkerSide:
     def take_stats(self) -> ConnectorStats | None:
         """Return what has been counted since the last time; None: nothing, as before."""
         data: dict[str, Any] = self._counts.take()
-        loads, saves = self._parts.layerwise or self._parts.prefetches or self._parts.loads, self._parts.saves
+        parts, saves = self._parts, len(self._parts.saves or ())
+        loads = sum(len(part or ()) for part in (parts.layerwise, parts.prefetches, parts.loads))
         state: dict[str, Any] = {}
         if loads or saves or not self._idle_said:
             now = time.monotonic()
-            oldest = max(loads.oldest(now) if loads else 0.0, saves.oldest(now) if saves else 0.0)
-            state = {"loads_open": len(loads or ()), "saves_open": len(saves or ()), "oldest_transfer_seconds": oldest}
+            every = (parts.layerwise, parts.prefetches, parts.loads, parts.saves)
+            oldest = max(part.oldest(now) for part in every if part is not None)
+            state = {"loads_open": loads, "saves_open": saves, "oldest_transfer_seconds": oldest}
             self._idle_said = not (loads or saves)
         elif not data:
             return None

@@ -62,6 +62,7 @@ class Rig:
         trouble: whether they say that it was late or failed.
         fetches: those that have not ended.
         fetched: chunks that fetches have brought to the workers.
+        params: what requests that have ended are to be gone on with.
         pool: with the contents of chunks.
     """
 
@@ -100,6 +101,7 @@ class Rig:
         self.fetched: dict[int, dict[bytes, list[int]]] = {}
         self.contents: dict[bytes, list[int]] = {}
         self.requests: dict[str, Any] = {}
+        self.params: dict[str, Any] = {}
         self.sync_good: Callable[[LoadJob], int] = lambda job: len(job.hashes) // 32
         self.counts: Counter[str] = Counter()
         self._stats = self.connector.get_kv_connector_stats
@@ -213,7 +215,9 @@ class Rig:
         output = self.scheduler.schedule()
         self.in_flight.append((output, self.execute(output, drafts)))
         while len(self.in_flight) > self.ahead:
-            self.scheduler.update_from_output(*self.in_flight.pop(0))
+            outputs = self.scheduler.update_from_output(*self.in_flight.pop(0))
+            ended = [one for some in outputs.values() for one in some.outputs if one.kv_transfer_params is not None]
+            self.params.update({one.request_id: one.kv_transfer_params for one in ended})
 
     def execute(self, output: Any, drafts: random.Random | None = None) -> Any:
         """Do what a worker would do in this step, and return what it would."""
@@ -261,6 +265,10 @@ class Rig:
             numbers = self._contents(request, list(request.all_token_ids))
             for chunk, key in enumerate(side._keys.some(request, 0, side._keys.count(request))):
                 self.contents[key] = numbers[chunk * size : (chunk + 1) * size]
+            blocks, per_chunk = request.num_prompt_tokens // self.block_tokens, size // self.block_tokens
+            if blocks % per_chunk:
+                begin = blocks // per_chunk * size
+                self.contents[side._keys.of_blocks(request, blocks)] = numbers[begin : blocks * self.block_tokens]
 
     def _compute(self, name: str, output: Any, drafts: random.Random | None) -> list[int]:
         request = self.scheduler.requests[name]

@@ -45,6 +45,7 @@ class Rig:
         retry: float = 0.1,
         wait: bool = True,
         cache: Cache | None = None,
+        chunk_blocks: int = CHUNK_BLOCKS,
         **options: Any,
     ) -> None:
         self.cache = cache or Cache(blocks=64, heads=2, tokens=16, content=64)
@@ -52,7 +53,7 @@ class Rig:
         self.engine = engine = open_engine(settings)
         self.link = PoolLink(lambda: StoreClient(engine=engine, settings=settings), retry)
         pool = Pool(self.link, namespace, shard, shards)
-        self.paged = PagedCache(engine, self.cache.views(), self.cache.blocks, CHUNK_BLOCKS, self.cache.layout)
+        self.paged = PagedCache(engine, self.cache.views(), self.cache.blocks, chunk_blocks, self.cache.layout)
         self.counts = Counts()
         self.loads = Loads(engine, pool, self.paged, self.counts, threads=load_threads, staging_bytes=1 << 28)
         self.saves = Saves(
@@ -69,9 +70,11 @@ class Rig:
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
-    def save(self, hashes: Sequence[bytes], blocks: Sequence[int], parent: bytes = ROOT) -> int:
+    def save(
+        self, hashes: Sequence[bytes], blocks: Sequence[int], parent: bytes = ROOT, *, tail_blocks: int = 0
+    ) -> int:
         """Begin a save."""
-        job = SaveJob(next(self._jobs), "request", b"".join(hashes), parent, list(blocks))
+        job = SaveJob(next(self._jobs), "request", b"".join(hashes), parent, list(blocks), tail_blocks)
         self.saves.begin([job])
         return job.job_id
 
@@ -95,10 +98,11 @@ class Rig:
         begin_block: int = 0,
         request_id: str = "",
         timeout: float = 10.0,
+        tail_blocks: int = 0,
     ) -> Load:
         """Begin a load."""
         request_id = request_id or f"request-{next(self._jobs)}"
-        job = LoadJob(request_id, b"".join(hashes), begin_block, list(blocks), True, timeout)
+        job = LoadJob(request_id, b"".join(hashes), begin_block, list(blocks), True, timeout, tail_blocks=tail_blocks)
         (load,) = self.loads.begin([job])
         return load
 
