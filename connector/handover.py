@@ -8,11 +8,14 @@ here begins with ``moonpool_``.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from moonpool.connector.jobs import TOKEN_BYTES, Lent
+from moonpool.connector.lease_plan import digest_of
 from moonpool.errors import MoonpoolError
 
 __all__ = ["HandOver", "HandOverRefusedError", "Identity", "is_asked_for", "offered", "taken"]
@@ -23,6 +26,10 @@ _TOKENS: Final = "remote_num_tokens"
 _ENGINE: Final = "remote_engine_id"
 _IDENTITY: Final = "moonpool_identity"
 _FACTS: Final = "moonpool_facts"
+_BLOCKS: Final = "remote_block_ids"
+_LEASE: Final = "moonpool_lease"
+# In seconds. What is renewed more often would be renewed all the time.
+_LEASE_MIN: Final = 0.2
 
 
 class HandOverRefusedError(MoonpoolError, ValueError):
@@ -59,11 +66,13 @@ class HandOver:
         blocks: of its prompt, from the first on, that are in the pool or on their way there.
         since: when it was said, of `time.monotonic`.
         until: how long what is on its way is waited for.
+        lent: the same blocks where they lie there, for as long as that engine keeps them; None: it does not.
     """
 
     blocks: int
     since: float
     until: float
+    lent: Lent | None = None
 
 
 def is_asked_for(request: Any) -> bool:
@@ -72,18 +81,27 @@ def is_asked_for(request: Any) -> bool:
     return isinstance(params, Mapping) and bool(params.get(_WANTED))
 
 
-def offered(request: Any, identity: Identity, tokens: int) -> dict[str, Any]:
+def offered(request: Any, identity: Identity, tokens: int, lent: Lent | None) -> dict[str, Any]:
     """Return what the engine is told that goes on with a request, of which so many tokens come over."""
+    lease = {}
+    if lent is not None:
+        lease[_LEASE] = {
+            "peers": [list(peer) for peer in lent.peers],
+            "slot": lent.slot,
+            "token": lent.token.hex(),
+            "seconds": lent.seconds,
+        }
     return {
         _GIVEN: True,
         _WANTED: False,
         _ENGINE: identity.engine_id,
         "remote_request_id": request.request_id,
-        "remote_block_ids": None,
+        _BLOCKS: None if lent is None else [lent.block_ids],
         "tp_size": identity.facts.get("tp"),
         _TOKENS: tokens,
         _IDENTITY: identity.digest,
         _FACTS: dict(identity.facts),
+        **lease,
     }
 
 
@@ -117,7 +135,26 @@ def taken(request: Any, identity: Identity, block_tokens: int, wait: float) -> H
         )
     blocks = min(min(tokens, request.num_prompt_tokens) // block_tokens, len(request.block_hashes))
     now = time.monotonic()
-    return HandOver(blocks, now, now + wait) if blocks else None
+    if not blocks:
+        return None
+    # What the other engine lends is all of the prompt, or it is not this one.
+    whole = blocks == request.num_prompt_tokens // block_tokens
+    return HandOver(blocks, now, now + wait, _lent(params, request.block_hashes[blocks - 1], blocks) if whole else None)
+
+
+def _lent(params: Mapping[str, Any], key: bytes, blocks: int) -> Lent | None:
+    """Return so many blocks that are lent, of which the last has to have this key; None: none are."""
+    try:
+        lease, (block_ids,) = params[_LEASE], params[_BLOCKS]
+        peers = tuple((str(address), str(incarnation)) for address, incarnation in lease["peers"])
+        slot, token, seconds = int(lease["slot"]), bytes.fromhex(lease["token"]), float(lease["seconds"])
+        block_ids = [int(one) for one in block_ids]
+        digest = digest_of(key, block_ids)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        # The proxy did not pass it on, or somebody made it up. The pool does as well.
+        return None
+    good = len(block_ids) == blocks and len(token) == TOKEN_BYTES and slot >= 0 and math.isfinite(seconds)
+    return Lent(peers, slot, token, digest, block_ids, max(seconds, _LEASE_MIN)) if good else None
 
 
 def _difference(facts: Any, identity: Identity) -> str:

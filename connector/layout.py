@@ -165,6 +165,21 @@ class PagedCache:
             self._shorter[chunk_blocks] = shorter
         return shorter
 
+    def pieces(self) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+        """Return the pieces of any block, in the order of their bytes in a chunk.
+
+        Returns:
+            In which storage each is, where it begins for block 0, from block to block, and how long it is.
+        """
+        one = self.of(1)
+        return one._storage[:-1], one._offset[:-1], one._stride[:-1], one._length[:-1]
+
+    def form(self) -> dict[str, Any]:
+        """Return what other engines have to know to read blocks of this cache, as JSON has it."""
+        pieces = zip(("storage", "offset", "stride", "length"), self.pieces(), strict=True)
+        form = {name: column.tolist() for name, column in pieces}
+        return {"seal": self._seal.hex(), "storages": len(self.regions), **form}
+
     def area_bytes(self, chunks: int) -> int:
         """Return how large an `Area` is for so many chunks together: for their seals, and for all of one of them."""
         return self.chunk_bytes + chunks * SEAL_BYTES

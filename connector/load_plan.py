@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from moonpool.connector.choice import Choice
 from moonpool.connector.keys import Keys
 from moonpool.connector.lookups import Lookups
-from moonpool.connector.metadata import LoadJob
+from moonpool.connector.metadata import Lent, LoadJob
 from moonpool.connector.prefetch_plan import Fetches
 from moonpool.connector.settings import ConnectorSettings
 from moonpool.connector.tracked import Tracked
@@ -88,7 +88,7 @@ class Loads:
     def ask(self, tracked: Tracked) -> None:
         """Ask what the pool has of a request that is new."""
         chunks = self._wanted(tracked)
-        if chunks:
+        if chunks and self._lent(tracked) is None:
             tail = chunks > self._keys.count(tracked.request)
             tracked.lookup = self._lookups.ask(self._hashes(tracked, 0, chunks), tail=tail)
 
@@ -144,6 +144,10 @@ class Loads:
         self._counts["hit_tokens"] += tokens
         if tracked.handed is not None:
             self._counts["handovers_taken"] += 1
+        lent = self._lent(tracked)
+        if lent is not None:
+            tracked.borrowed = True
+            lent = replace(lent, block_ids=lent.block_ids[begin // step : end // step])
         if not self.in_background(tracked):
             block = begin // step
             first_hash = tracked.request.block_hashes[block]
@@ -160,6 +164,7 @@ class Loads:
                 timeout=self._settings.load_timeout,
                 fetch_id=self.fetches.take(tracked) if fetched else 0,
                 tail_blocks=self._tail(tracked) if last > whole else 0,
+                lent=lent,
             )
         )
 
@@ -265,6 +270,10 @@ class Loads:
             return 0
         return max(0, tracked.handed.blocks - self._keys.count(tracked.request) * self._blocks)
 
+    def _lent(self, tracked: Tracked) -> Lent | None:
+        """What another engine lends of a request, until that was tried once."""
+        return None if tracked.handed is None or tracked.borrowed or tracked.barred else tracked.handed.lent
+
     def _hashes(self, tracked: Tracked, first: int, last: int) -> bytes:
         """Return the keys of chunks, of which the last may be a tail."""
         whole = self._keys.count(tracked.request)
@@ -287,6 +296,8 @@ class Loads:
         if wanted * self._settings.chunk_tokens <= local:
             tracked.reason = "failed" if wanted == tracked.limit else "local" if wanted else "short"
             return 0
+        if self._lent(tracked) is not None:
+            return wanted
         now = time.monotonic()
         lookup = tracked.lookup
         if lookup is None or self._is_stale(tracked, wanted, now):

@@ -14,7 +14,7 @@ import numpy as np
 
 from moonpool.connector.layout import Area, CacheLayoutError, partial_rows
 from moonpool.connector.moving import Crew, Moving, Pool, window_chunks
-from moonpool.errors import ConfigError
+from moonpool.errors import ConfigError, MoonpoolError
 from moonpool.store_client import Outcome
 from moonpool.store_client.packing import HASH_BYTES
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from moonpool.connector.borrowing import Borrowing
     from moonpool.connector.counting import Counts
     from moonpool.connector.jobs import LoadJob
     from moonpool.connector.layout import Int64s, PagedCache
@@ -96,16 +97,26 @@ class Loads(Crew[Load]):
         counts: of this worker.
         threads: how many loads run at the same time.
         staging_bytes: most memory for chunks that go only in part: room for one of each thread.
+        borrowing: reads what other engines lend; None: nothing is.
 
     Raises:
         ConfigError: that is too little.
     """
 
     def __init__(
-        self, engine: TransferEngine, pool: Pool, cache: PagedCache, counts: Counts, *, threads: int, staging_bytes: int
+        self,
+        engine: TransferEngine,
+        pool: Pool,
+        cache: PagedCache,
+        counts: Counts,
+        *,
+        threads: int,
+        staging_bytes: int,
+        borrowing: Borrowing | None = None,
     ) -> None:
         self._pool = pool
         self._cache = cache
+        self._borrowing = borrowing
         self._chunks = window_chunks(cache.chunk_bytes)
         room = cache.area_bytes(self._chunks)
         if threads * room > staging_bytes:
@@ -145,6 +156,8 @@ class Loads(Crew[Load]):
         table, tail = self._cache.table(item.job.block_ids, item.job.begin_block), item.job.tail_blocks
         assert len(table) == item.chunks, "the plan has other blocks than chunks"
         whole = len(table) - bool(tail)
+        if self._borrow(item, thread):
+            return "ok"
         while item.good < item.chunks:
             client = self._pool.link.client
             if item.cancelled or item.until <= time.monotonic():
@@ -158,6 +171,23 @@ class Loads(Crew[Load]):
             if good < len(rows):
                 return self._cut_short(item, "missing")
         return "ok"
+
+    def _borrow(self, item: Load, thread: int) -> bool:
+        """Read what another engine lends; return whether all of it has come."""
+        lent, now = item.job.lent, time.monotonic()
+        if lent is None or self._borrowing is None or item.cancelled:
+            return False
+        try:
+            # What does not come this way has as long to come from the pool.
+            until = now + (item.until - now) / 2
+            nbytes = self._borrowing.read(lent, item.job.block_ids, until, thread)
+        except MoonpoolError as error:
+            self._counts.add(loads_direct_failed=1)
+            self._counts.complain("what another engine lends comes from the pool, or is computed", error)
+            return False
+        item.good = item.chunks
+        self._counts.add(loads_direct=1, load_chunks=item.chunks, load_direct_bytes=nbytes)
+        return True
 
     def _window(self, table: Int64s) -> Int64s:
         """Return the first chunks that go together, of which one may go in part."""

@@ -7,12 +7,14 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from moonpool.connector import compat, handover
 from moonpool.connector.events import Events
 from moonpool.connector.handover import HandOver, HandOverRefusedError, Identity
 from moonpool.connector.keys import Keys, Known
+from moonpool.connector.lease_plan import Holds, Leases
 from moonpool.connector.load_plan import Loads
 from moonpool.connector.lookups import Lookups
 from moonpool.connector.metadata import MoonpoolMetadata, MoonpoolWorkerMetadata
@@ -70,6 +72,8 @@ class SchedulerSide:
         )
         workers = vllm_config.parallel_config.world_size
         self._loads = Loads(self._lookups, self._keys, settings, block_tokens, self._counts, workers)
+        self._leases = Leases(settings, workers, self._counts)
+        self._holds = Holds()
         self._saves = Saves(
             self._link,
             self._keys,
@@ -88,6 +92,8 @@ class SchedulerSide:
         tracked = self._tracked[request.request_id] = Tracked(request)
         if self._loading:
             tracked.handed = self._handed(request)
+            if tracked.handed is not None and tracked.handed.lent is not None:
+                self._holds.begin(request.request_id, tracked.handed.lent)
             self._loads.ask(tracked)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
@@ -110,6 +116,8 @@ class SchedulerSide:
         tracked.admitted = tracked.local + num_external_tokens
         block_ids = blocks.get_block_ids()[0] if num_external_tokens else []
         self._loads.admit(tracked, block_ids, num_external_tokens)
+        if not num_external_tokens:
+            self._holds.end(request.request_id)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> dict[str, Any] | None:
         """A request has finished, or was aborted. What it still has that others may want is saved.
@@ -126,6 +134,8 @@ class SchedulerSide:
             offered = self._offered(tracked, computed, block_ids)
             self._saves.drop(tracked, computed)
         self._loads.finished(tracked, parked=tracked.loading >= 0)
+        if tracked.loading < 0:
+            self._holds.end(request.request_id)
         return offered
 
     # ---------------------------------------------------------------- steps
@@ -138,7 +148,9 @@ class SchedulerSide:
         if self._loads.choice is not None:
             waits = any(not load.is_async for load in loads)
             self._loads.choice.step_begins(scheduler_output, waits=waits)
-        return MoonpoolMetadata(loads, self._saves.take(), cancelled, *self._loads.fetches.told())
+        self._leases.expire()
+        lent = *self._leases.told(), *self._holds.told()
+        return MoonpoolMetadata(loads, self._saves.take(), cancelled, *self._loads.fetches.told(), *lent)
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Take what the workers say of a step."""
@@ -155,13 +167,16 @@ class SchedulerSide:
             self._saves.ended(said)
             for fetch_id, (workers, chunks) in said.fetched.items():
                 self._loads.fetches.fetched(fetch_id, workers, chunks)
+            self._leases.heard(said.renewed, said.returned)
+            self._leases.wiped(said.wiped)
         for request_id in connector_output.finished_recving or ():
+            self._holds.end(request_id)
             if (tracked := self._tracked.get(request_id)) is not None:
                 tracked.loading = -1
 
     def has_pending_push_work(self) -> bool:
         """Whether the engine has to go on stepping without requests, so that saves end and workers know of it."""
-        return self._saves.pending > 0 or self._loads.fetches.untold
+        return self._saves.pending > 0 or self._loads.fetches.untold or self._leases.pending or self._holds.untold
 
     # ---------------------------------------------------------------- the rest
 
@@ -169,18 +184,25 @@ class SchedulerSide:
         """Take the block pool, in which the blocks of saves are kept."""
         self._loads.bind(pool)
         self._saves.bind(pool)
+        self._leases.bind(pool)
+
+    def take_peers(self, peers: tuple[tuple[str, str], ...]) -> None:
+        """Take where other engines reach the workers, and which incarnation of each, in the order of their shards."""
+        self._leases.peers = peers
 
     def take_stats(self) -> ConnectorStats | None:
         """Return what has been counted since the last time, and the state now; None: nothing, as before."""
         saves, waiting = self._saves, self._lookups.waiting
+        busy = bool(saves.pending or waiting or self._leases.pending)
         state: dict[str, Any] = {}
-        if saves.pending or waiting or not self._idle_said:
+        if busy or not self._idle_said:
             state = {
                 "lookups_waiting": waiting,
                 "pinned_blocks": saves.pinned_blocks,
+                "lent_blocks": self._leases.blocks,
                 "oldest_transfer_seconds": saves.oldest,
             }
-            self._idle_said = not (saves.pending or waiting)
+            self._idle_said = not busy
         elif not self._counts:
             return None
         if self._loads.choice is not None:
@@ -201,6 +223,7 @@ class SchedulerSide:
         """
         self._keys.renew()
         self._known.clear()
+        self._leases.end()
         for tracked in self._tracked.values():
             tracked.lookup = None
             self._loads.fetches.drop(tracked)
@@ -235,23 +258,30 @@ class SchedulerSide:
         request = tracked.request
         if not handover.is_asked_for(request) or self._keys.renewed or not compat.has_ended_well(request):
             return None
-        tokens = self._saves.plan_tail(tracked, computed, block_ids) * self._block_tokens
-        if not tokens:
+        blocks = self._saves.plan_tail(tracked, computed, block_ids)
+        whole = min(request.num_prompt_tokens, computed) // self._block_tokens
+        lent = self._leases.lend(block_ids[:whole], self._keys.of_blocks(request, whole)) if whole else None
+        if lent is not None:
+            blocks = whole
+        if not blocks:
             return None
         self._counts["handovers_offered"] += 1
-        return handover.offered(request, self._identity, tokens)
+        return handover.offered(request, self._identity, blocks * self._block_tokens, lent)
 
     def _handed(self, request: Any) -> HandOver | None:
         if self._keys.renewed:
             return None
         try:
-            return handover.taken(request, self._identity, self._block_tokens, self._settings.handover_wait)
+            handed = handover.taken(request, self._identity, self._block_tokens, self._settings.handover_wait)
         except HandOverRefusedError as error:
             self._counts["handovers_refused"] += 1
             if len(self._refused) < _REFUSED_MAX and error.message not in self._refused:
                 self._refused.add(error.message)
                 _log.warning("moonpool: what was handed over is computed instead: %s", error)
             return None
+        if handed is not None and not self._settings.peer_reads:
+            return replace(handed, lent=None)
+        return handed
 
     def _may_save(self, tracked: Tracked, computed: int) -> bool:
         # Blocks that were there at admission may be computed or loaded, by this or another request, in the very step

@@ -38,6 +38,7 @@ class Tracked:
         chosen: the latest choice: (tokens that vLLM had, those that the pool has beyond, whether these are loaded).
         handed: what another engine has computed of it; None: nothing.
         asked_again: when the pool is asked again for what another engine is saving, of `time.monotonic`.
+        borrowed: what another engine lends of it was tried.
         late: not all of that had come when it was waited for no more.
         barred: nothing of it is loaded or saved, since the cache was reset after it had begun.
     """
@@ -58,5 +59,6 @@ class Tracked:
     chosen: tuple[int, int, bool] | None = None
     handed: HandOver | None = None
     asked_again: float = 0.0
+    borrowed: bool = False
     late: bool = False
     barred: bool = False

@@ -28,7 +28,9 @@ def connector(cluster: LocalCluster, role: str, **settings: Any) -> dict[str, An
 
 @pytest.fixture(scope="module")
 def prefill(llama: Path, shared_cluster: LocalCluster) -> Iterator[EngineProcess]:
-    with EngineProcess(llama, connector(shared_cluster, "kv_producer")) as engine:
+    # All that it has is kept for those who go on with it, for as long as a test needs.
+    lends = {"peer_listen": "127.0.0.1:0", "peer_blocks_max": 1.0, "peer_lease": 60.0}
+    with EngineProcess(llama, connector(shared_cluster, "kv_producer", **lends)) as engine:
         yield engine
 
 
@@ -45,20 +47,24 @@ def test_prompts_of_every_remainder_go_on_in_another_engine(
     llama: Path, shared_cluster: LocalCluster, plain: Plain, prefill: EngineProcess
 ) -> None:
     lengths = [CHUNK + blocks * BLOCK + more for blocks in range(5) for more in (0, 1, BLOCK - 1)] + [1, 31, 32, 33, 65]
-    for load_mode in ("async", "layerwise", "prefetch"):
-        prompts = [prompt(length, "remainder", load_mode, length) for length in lengths]
+    for load_mode, peer_reads in (("async", True), ("prefetch", True), ("layerwise", False)):
+        prompts = [prompt(length, "remainder", load_mode, peer_reads, length) for length in lengths]
         expected = [plain(one, 4) for one in prompts]
         params = handed(prefill, *prompts)
         assert [bool(one) for one in params] == [length >= BLOCK for length in lengths]
-        with Engine(llama, connector(shared_cluster, "kv_consumer", load_mode=load_mode, handover_wait=30.0)) as engine:
+        settings = {"load_mode": load_mode, "peer_reads": peer_reads, "handover_wait": 30.0}
+        with Engine(llama, connector(shared_cluster, "kv_consumer", **settings)) as engine:
             answers = engine.ask(*prompts, tokens=4, params=params)
             assert [answer.tokens for answer in answers] == expected
             assert [answer.cached for answer in answers] == [(length - 1) // BLOCK * BLOCK for length in lengths]
             engine.settle()
             counts = engine.counts()
             assert counts["handovers_taken"] == sum(length > BLOCK for length in lengths)
+            assert counts["loads_direct"] == (counts["handovers_taken"] if peer_reads else 0)
             assert counts["handovers_late"] == counts["handovers_refused"] == 0
-        prefill.settle()
+        if peer_reads:
+            # It was told that nobody needs any of it.
+            prefill.settle()
 
 
 def test_engines_that_are_killed_and_stopped_take_no_request_along(llama: Path, plain: Plain) -> None:

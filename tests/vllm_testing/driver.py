@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["EngineEndedError", "EngineProcess"]
 
+#: What vLLM takes to end, on a busy machine.
+_CLOSE_SECONDS = 180.0
+
 
 class EngineEndedError(RuntimeError):
     """The process has ended, and gives no reply."""
@@ -37,7 +40,6 @@ class EngineProcess:
 
     Args:
         environment: variables to set there.
-        wait: until it is there. Else the first reply is that it is.
     """
 
     def __init__(
@@ -46,7 +48,6 @@ class EngineProcess:
         connector: Mapping[str, Any] | None = None,
         *,
         environment: Mapping[str, str] | None = None,
-        wait: bool = False,
         **options: Any,
     ) -> None:
         if connector is not None:
@@ -71,19 +72,13 @@ class EngineProcess:
         )
         os.close(writing)
         self._replies = os.fdopen(reading, encoding="utf-8")
-        if wait:
-            self._call("free")
+        self._ready = False
 
     @property
     def log(self) -> str:
         """What it has written to its standard output and error."""
         size = os.fstat(self._said.fileno()).st_size
         return os.pread(self._said.fileno(), size, 0).decode(errors="replace")
-
-    @property
-    def ended(self) -> bool:
-        """Whether the process is no more."""
-        return self._process.poll() is not None
 
     def ask(
         self,
@@ -109,10 +104,14 @@ class EngineProcess:
     def answers(self, timeout: float | None = None) -> list[dict[str, Any]]:
         """Return what came of requests that were begun.
 
+        Args:
+            timeout: seconds, from when the engine is there.
+
         Raises:
             EngineEndedError: the engine has ended, or was killed.
             TimeoutError: nothing came in time.
         """
+        self._wait_until_ready()
         if timeout is not None and not select.select([self._replies], [], [], timeout)[0]:
             raise TimeoutError(f"no answer in {timeout} seconds:\n{self.log[-6000:]}")
         answers: list[dict[str, Any]] = self._reply()["answers"]
@@ -158,7 +157,7 @@ class EngineProcess:
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         try:
-            self._process.wait(60)
+            self._process.wait(_CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -183,7 +182,17 @@ class EngineProcess:
             self._process.stdin.write(json.dumps({"what": what, **arguments}) + "\n")
             self._process.stdin.flush()
 
+    def _wait_until_ready(self) -> None:
+        # To import vLLM takes long, and on a busy machine far longer than any answer.
+        if not self._ready:
+            self._read()
+            self._ready = True
+
     def _reply(self) -> dict[str, Any]:
+        self._wait_until_ready()
+        return self._read()
+
+    def _read(self) -> dict[str, Any]:
         line = self._replies.readline()
         if not line:
             self._process.wait(60)
@@ -220,8 +229,11 @@ def main() -> None:
     from vllm_testing.engines import Engine
 
     with Engine(Path(arguments.pop("model")), arguments.pop("connector"), **arguments) as engine:
+        reply: dict[str, Any] = {}
+        replies.write(json.dumps(reply) + "\n")
+        replies.flush()
         for call in _calls(engine):
-            reply: dict[str, Any] = {}
+            reply = {}
             if call["what"] == "ask":
                 options = {name: call[name] for name in ("tokens", "salt", "params")}
                 reply = {"answers": [asdict(answer) for answer in engine.ask(*call["prompts"], **options)]}

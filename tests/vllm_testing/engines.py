@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -181,23 +182,24 @@ class Engine:
         return bool(self.engine.has_unfinished_requests())
 
     def counts(self) -> Counter[str]:
-        """Return what the scheduler's side of the connector has counted since the last time."""
-        self.connector.get_kv_connector_stats()
+        """Return what both sides of the connector have counted since the last time."""
+        for side in (self.connector, self.worker_connector):
+            side.get_kv_connector_stats()
         counts, self._counts = self._counts, Counter()
         return counts
 
     def _listen_to_counts(self) -> None:
         if not hasattr(self.engine.engine_core, "engine_core") or hasattr(self.connector, "_connectors"):
             return
-        real = self.connector.get_kv_connector_stats
 
-        def listen() -> Any:
+        def listen(real: Callable[[], Any]) -> Any:
             stats = real()
             if stats is not None:
-                self._counts.update(stats.data)
+                self._counts.update({name: value for name, value in stats.data.items() if isinstance(value, int)})
             return stats
 
-        self.connector.get_kv_connector_stats = listen
+        for side in (self.connector, self.worker_connector):
+            side.get_kv_connector_stats = functools.partial(listen, side.get_kv_connector_stats)
 
     def add(
         self,

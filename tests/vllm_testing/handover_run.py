@@ -30,11 +30,13 @@ _PREFILLS: Final = 2
 #: Of a round of requests, that do not each wait for what is not there any more.
 _ANSWER_SECONDS: Final = 120.0
 _STOP_SECONDS: Final = 1.5
+_COUNTED: Final = ("handovers", "loads_direct", "loads_ok", "loads_failed", "loads_missing", "loads_late")
 _STAGES: Final = ("computing", "computed", "handed over", "decoding")
 _SETTINGS: Final = {
     "chunk_tokens": 128,
     "tenant": "handover-run",
     "handover_wait": 1.0,
+    "peer_lease": 1.0,
     "lookup_timeout": 0.5,
     "load_timeout": 2.0,
     "save_timeout": 2.0,
@@ -52,7 +54,7 @@ class HandOverRun:
         expected: the tokens of an engine without connector: ``expected(prompt, tokens)``.
         seed: decides everything but the timing.
         faults: how often of a hundred rounds something happens to an engine.
-        settings: more of the connectors.
+        direct: KV is read straight from the prefill engines, where that goes.
 
     Attributes:
         done: how often what was done, and what came of it.
@@ -66,7 +68,7 @@ class HandOverRun:
         seed: int,
         *,
         faults: int = 30,
-        **settings: Any,
+        direct: bool = True,
     ) -> None:
         self.done: Counter[str] = Counter()
         self._model = model
@@ -75,9 +77,10 @@ class HandOverRun:
         self._chance = random.Random(seed)
         self._seed = seed
         self._faults = faults
-        self._settings = {**_SETTINGS, **settings}
+        self._direct = direct
         self._engines: dict[str, EngineProcess] = {}
         self._timers: list[threading.Timer] = []
+        self._killed: set[str] = set()
 
     def run(self, requests: int) -> None:
         """Run so many requests, and check what is left.
@@ -100,7 +103,8 @@ class HandOverRun:
 
     def _start(self, name: str) -> None:
         role = "kv_consumer" if name == "decode" else "kv_producer"
-        connector = {**connector_of(self._cluster, **self._settings), "kv_role": role}
+        more = {"peer_listen": "127.0.0.1:0"} if self._direct and role == "kv_producer" else {}
+        connector = {**connector_of(self._cluster, **_SETTINGS, **more), "kv_role": role}
         self._engines[name] = EngineProcess(self._model, connector, blocks=_BLOCKS)
 
     def _close(self) -> None:
@@ -115,6 +119,7 @@ class HandOverRun:
         time.sleep(self._chance.choice((0.0, 0.01, 0.05, 0.2)))
         engine = self._engines[name]
         if plan[1] == "kill":
+            self._killed.add(name)
             engine.kill()
             return
         engine.stop()
@@ -127,10 +132,10 @@ class HandOverRun:
         for timer in self._timers:
             timer.join()
         self._timers.clear()
-        for name, engine in self._engines.items():
-            if engine.ended:
-                engine.close()
-                self._start(name)
+        for name in self._killed:
+            self._engines[name].close()
+            self._start(name)
+        self._killed.clear()
 
     # ---------------------------------------------------------------- requests
 
@@ -163,12 +168,15 @@ class HandOverRun:
             self.done["tokens"] += tokens
         self.done["requests"] += count
         counts = self._engines["decode"].counts()
-        self.done.update({name: number for name, number in counts.items() if name.startswith("handovers")})
+        self.done.update({name: number for name, number in counts.items() if name.startswith(_COUNTED)})
 
     def _answers(self, name: str) -> list[dict[str, Any]] | None:
         try:
             return self._engines[name].answers(_ANSWER_SECONDS)
         except EngineEndedError:
+            # One that ends by itself had a request that never ended.
+            if name not in self._killed:
+                raise
             return None
 
 
@@ -184,6 +192,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--through-pool", action="store_true", help="read nothing straight from prefill engines")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = models.llama(Path(folder))
@@ -192,7 +201,11 @@ def main() -> None:
             EngineProcess(model, enable_prefix_caching=False) as reference,
         ):
             run = HandOverRun(
-                model, cluster, lambda ask, tokens: reference.ask(ask, tokens=tokens)[0]["tokens"], arguments.seed
+                model,
+                cluster,
+                lambda ask, tokens: reference.ask(ask, tokens=tokens)[0]["tokens"],
+                arguments.seed,
+                direct=not arguments.through_pool,
             )
             try:
                 run.run(arguments.requests)

@@ -13,7 +13,7 @@ from store_testing import keys
 
 from moonpool.cluster import LocalCluster
 from moonpool.connector.counting import Counts
-from moonpool.connector.jobs import LoadJob, SaveJob
+from moonpool.connector.jobs import Lent, LoadJob, SaveJob
 from moonpool.connector.layout import PagedCache
 from moonpool.connector.loading import Load, Loads
 from moonpool.connector.moving import Pool
@@ -46,11 +46,12 @@ class Rig:
         wait: bool = True,
         cache: Cache | None = None,
         chunk_blocks: int = CHUNK_BLOCKS,
+        listen: str | None = None,
         **options: Any,
     ) -> None:
         self.cache = cache or Cache(blocks=64, heads=2, tokens=16, content=64)
         settings = StoreClientSettings.load({"master": cluster.master, **cluster.client_options, **options})
-        self.engine = engine = open_engine(settings)
+        self.engine = engine = open_engine(settings, listen)
         self.link = PoolLink(lambda: StoreClient(engine=engine, settings=settings), retry)
         pool = Pool(self.link, namespace, shard, shards)
         self.paged = PagedCache(engine, self.cache.views(), self.cache.blocks, chunk_blocks, self.cache.layout)
@@ -99,10 +100,13 @@ class Rig:
         request_id: str = "",
         timeout: float = 10.0,
         tail_blocks: int = 0,
+        lent: Lent | None = None,
     ) -> Load:
         """Begin a load."""
         request_id = request_id or f"request-{next(self._jobs)}"
-        job = LoadJob(request_id, b"".join(hashes), begin_block, list(blocks), True, timeout, tail_blocks=tail_blocks)
+        job = LoadJob(
+            request_id, b"".join(hashes), begin_block, list(blocks), True, timeout, tail_blocks=tail_blocks, lent=lent
+        )
         (load,) = self.loads.begin([job])
         return load
 
