@@ -100,6 +100,12 @@ soak-pool: SOAK_OF := pool_chaos
 soak-engine soak-pool: $(STAMPS)/installed $(STAMPS)/test
 	@$(SUITE) $@ env PYTHONPATH=tests $(BIN)/python -m $(SOAK_OF).soak --seconds $$((60 * $(SOAK_MINUTES))) $(ARGS)
 
+HANDOVER_REQUESTS ?= 200
+.PHONY: soak-handover
+soak-handover: $(VLLM_STAMPS)/installed  ## HANDOVER_REQUESTS (200) from prefill to decode engines that are killed and stopped at random: every token checked, no block stays
+	@[[ ! -f $(VLLM_STAMPS)/missing ]] || { cat $(VLLM_STAMPS)/missing >&2; exit 1; }
+	@$(SUITE) $@ env PYTHONPATH=tests $(VLLM_VENV)/bin/python -m vllm_testing.handover_run --requests $(HANDOVER_REQUESTS) $(ARGS)
+
 .PHONY: docs
 docs: $(STAMPS)/installed  ## Write the reference pages that are generated from the code
 	$(BIN)/python tools/settings_reference.py docs/settings.md

@@ -18,6 +18,7 @@ __all__ = [
     "check_version",
     "computed_tokens",
     "configured_outside",
+    "has_ended_well",
     "has_forward",
     "layout_of",
     "tp_replicas",
@@ -65,6 +66,11 @@ def block_ids_of(scheduler_output: Any, request_id: str) -> list[int] | None:
     ask = state.get_block_ids if hasattr(state, "get_block_ids") else state.block_ids.get
     groups = ask(request_id)
     return None if groups is None else groups[0]
+
+
+def has_ended_well(request: Any) -> bool:
+    """Return whether a request has ended because it had all its tokens, not by an abort or an error."""
+    return request.status.name in ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED")
 
 
 def has_forward(forward_context: Any, arguments: Mapping[str, Any]) -> bool:

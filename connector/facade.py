@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorWorkerMetadata,
@@ -16,8 +17,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from moonpool.connector import compat
-from moonpool.connector.metadata import MoonpoolMetadata
-from moonpool.connector.namespace import check_supported, hash_seed, namespace_of, shard_plan
+from moonpool.connector.handover import Identity
+from moonpool.connector.metadata import MoonpoolMetadata, PeerPlace
+from moonpool.connector.namespace import check_supported, facts_of, hash_seed, namespace_of, shard_plan
 from moonpool.connector.scheduler import SchedulerSide
 from moonpool.connector.settings import ConnectorSettings
 from moonpool.connector.stats import ConnectorPromMetrics, ConnectorStats
@@ -56,7 +58,9 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):
                     "unset it everywhere, or set it alike",
                     hash_seed(),
                 )
-            self._scheduler = SchedulerSide(vllm_config, settings, store, namespace)
+            facts = facts_of(vllm_config, kv_cache_config, settings, layout)
+            identity = Identity(str(vllm_config.kv_transfer_config.engine_id), namespace, facts)
+            self._scheduler = SchedulerSide(vllm_config, settings, store, identity)
         else:
             plan = shard_plan(vllm_config, kv_cache_config)
             self._worker = WorkerSide(vllm_config, kv_cache_config, settings, store, namespace, plan)
@@ -103,6 +107,17 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):
         """Take the pool of blocks."""
         self._the_scheduler.bind_gpu_block_pool(gpu_block_pool)
 
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
+    ) -> None:
+        """Take where other engines reach the workers. Of those with the same bytes, the first."""
+        places: dict[int, tuple[str, str]] = {}
+        for _, one in sorted(metadata.items()):
+            # MultiConnector gives each of its connectors what the first of them has said.
+            if isinstance(one, PeerPlace):
+                places.setdefault(one.shard, (one.address, one.incarnation))
+        self._the_scheduler.take_peers(tuple(place for _, place in sorted(places.items())))
+
     def on_new_request(self, request: Any) -> None:
         """A request was added."""
         self._the_scheduler.on_new_request(request)
@@ -125,8 +140,7 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """A request has finished. Blocks that are being saved are kept by other means than its own."""
-        self._the_scheduler.request_finished(request, block_ids)
-        return False, None
+        return False, self._the_scheduler.request_finished(request, block_ids)
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
@@ -151,6 +165,10 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Take the cache of this worker."""
         self._the_worker.register_kv_caches(kv_caches)
+
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        """Return where other engines reach this worker; None: nowhere."""
+        return self._the_worker.place
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         """Blocks may be written to from now on, unless a save keeps them."""

@@ -29,20 +29,31 @@ class Keys:
         """Have other keys from now on: none of them is in the pool yet, and nobody else has them."""
         self._salt = os.urandom(16)
 
+    @property
+    def renewed(self) -> bool:
+        """Whether only this engine has such keys."""
+        return bool(self._salt)
+
     def count(self, request: Any) -> int:
         """Return how many chunks of a request are full, computed or not."""
         return len(request.block_hashes) // self._blocks
 
     def some(self, request: Any, begin: int, end: int) -> list[bytes]:
         """Return the keys of these chunks."""
-        hashes: list[bytes] = request.block_hashes[(begin + 1) * self._blocks - 1 : end * self._blocks : self._blocks]
-        if self._salt:
-            return [hashlib.sha256(self._salt + one).digest() for one in hashes]
-        return hashes
+        return self._own(request.block_hashes[(begin + 1) * self._blocks - 1 : end * self._blocks : self._blocks])
+
+    def of_blocks(self, request: Any, blocks: int) -> bytes:
+        """Return the key of a tail that ends with this block of a request."""
+        return bytes(self._own(request.block_hashes[blocks - 1 : blocks])[0])
 
     def parent(self, request: Any, chunk: int) -> bytes:
         """Return the key of the chunk before this one."""
         return bytes(self.some(request, chunk - 1, chunk)[0]) if chunk else ROOT
+
+    def _own(self, hashes: list[bytes]) -> list[bytes]:
+        if self._salt:
+            return [hashlib.sha256(self._salt + one).digest() for one in hashes]
+        return hashes
 
 
 class Known:

@@ -13,6 +13,7 @@ none of ours.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import itertools
 import math
@@ -130,14 +131,14 @@ class PagedCache:
             raise CacheLayoutError("vLLM has no layers with a KV cache", hint="run without the connector")
         self._device = device = _device_of(kv_caches)
         self.num_blocks = num_blocks
-        self.chunk_blocks = chunk_blocks
         places = {layer: number for number, layer in enumerate(layers)}
         self.layer_of = {layer: places[its] for layer, its in pages.items()}
-        self.layer_bytes = [chunk_blocks * len(layer.runs) * layer.run_bytes for layer in layers]
         numbers = {address: number for number, address in enumerate(storages)}
         for storage in storages.values():
             _check_apart([layer for layer in layers if layer.storage == storage.address], storage, num_blocks)
-        self._make_template(list(layers), chunk_blocks, numbers)
+        self._layers, self._numbers = list(layers), numbers
+        self._make_template(chunk_blocks)
+        self._shorter: dict[int, PagedCache] = {}
         self._seal = hashlib.sha256(repr(known).encode()).digest()
         self._sealing = engine.allocate(SEAL_BYTES)
         memoryview(self._sealing).cast("B")[:] = self._seal
@@ -160,6 +161,32 @@ class PagedCache:
     def mark(self) -> Mark:
         """Return the point that the device has been given work up to. What is queued later may touch other blocks."""
         return mark_of(self._device)
+
+    def of(self, chunk_blocks: int) -> PagedCache:
+        """Return the same cache for chunks of so many blocks, such as tails; 0: of as many as it has anyway."""
+        if chunk_blocks in (0, self.chunk_blocks):
+            return self
+        shorter = self._shorter.get(chunk_blocks)
+        if shorter is None:
+            shorter = copy.copy(self)
+            shorter._make_template(chunk_blocks)
+            self._shorter[chunk_blocks] = shorter
+        return shorter
+
+    def pieces(self) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+        """Return the pieces of any block, in the order of their bytes in a chunk.
+
+        Returns:
+            In which storage each is, where it begins for block 0, from block to block, and how long it is.
+        """
+        one = self.of(1)
+        return one._storage[:-1], one._offset[:-1], one._stride[:-1], one._length[:-1]
+
+    def form(self) -> dict[str, Any]:
+        """Return what other engines have to know to read blocks of this cache, as JSON has it."""
+        pieces = zip(("storage", "offset", "stride", "length"), self.pieces(), strict=True)
+        form = {name: column.tolist() for name, column in pieces}
+        return {"seal": self._seal.hex(), "storages": len(self.regions), **form}
 
     def area_bytes(self, chunks: int) -> int:
         """Return how large an `Area` is for so many chunks together: for their seals, and for all of one of them."""
@@ -274,9 +301,10 @@ class PagedCache:
         counts = np.full(len(table), len(self._block), dtype=np.int64)
         return ([*self.regions, seals], which.ravel()), where.ravel(), lengths.ravel(), counts
 
-    def _make_template(self, layers: list[_Pages], chunk_blocks: int, numbers: dict[int, int]) -> None:
+    def _make_template(self, chunk_blocks: int) -> None:
         # The pieces of any chunk, in the order of its bytes: piece p is in block `block[p]` of the chunk, begins at
         # `offset[p] + id of that block * stride[p]` of its storage, and at `at[p]` of the chunk. The last is the seal.
+        layers, numbers = self._layers, self._numbers
         counts = [chunk_blocks * len(layer.runs) for layer in layers] + [1]
         blocks = [np.repeat(np.arange(chunk_blocks), len(layer.runs)) for layer in layers]
         offsets = [layer.offset + np.tile(np.array(layer.runs, dtype=np.int64), chunk_blocks) for layer in layers]
@@ -287,6 +315,8 @@ class PagedCache:
         self._length = np.repeat([layer.run_bytes for layer in layers] + [SEAL_BYTES], counts)
         self._at = np.cumsum(self._length) - self._length
         self._storage = np.repeat([numbers[layer.storage] for layer in layers] + [len(numbers)], counts)
+        self.chunk_blocks = chunk_blocks
+        self.layer_bytes = [chunk_blocks * len(layer.runs) * layer.run_bytes for layer in layers]
         self.chunk_bytes = int(self._length.sum())
 
 

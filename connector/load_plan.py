@@ -5,18 +5,23 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from moonpool.connector.choice import Choice
 from moonpool.connector.keys import Keys
 from moonpool.connector.lookups import Lookups
-from moonpool.connector.metadata import LoadJob
+from moonpool.connector.metadata import Lent, LoadJob
 from moonpool.connector.prefetch_plan import Fetches
 from moonpool.connector.settings import ConnectorSettings
 from moonpool.connector.tracked import Tracked
 
 __all__ = ["Loads"]
+
+# How often the pool is asked for what another engine is saving: the less often, the longer it has been waited for.
+_AGAIN_MIN: Final = 0.002
+_AGAIN_MAX: Final = 0.05
+_AGAIN_SHARE: Final = 0.25
 
 
 @dataclass(slots=True)
@@ -65,6 +70,7 @@ class Loads:
         self._keys = keys
         self._settings = settings
         self._block_tokens = block_tokens
+        self._blocks = settings.chunk_tokens // block_tokens
         self._counts = counts
         self._is_async = settings.load_mode == "async"
         self.fetches = Fetches(keys, workers)
@@ -82,8 +88,13 @@ class Loads:
     def ask(self, tracked: Tracked) -> None:
         """Ask what the pool has of a request that is new."""
         chunks = self._wanted(tracked)
-        if chunks:
-            tracked.lookup = self._lookups.ask(b"".join(self._keys.some(tracked.request, 0, chunks)))
+        if chunks and self._lent(tracked) is None:
+            tail = chunks > self._keys.count(tracked.request)
+            tracked.lookup = self._lookups.ask(self._hashes(tracked, 0, chunks), tail=tail)
+
+    def in_background(self, tracked: Tracked) -> bool:
+        """Return whether a request is loaded while others run: in one mode all are, and in each what is handed over."""
+        return self._is_async or tracked.handed is not None
 
     def matched(self, tracked: Tracked, local: int) -> int | None:
         """Return how many tokens the pool has beyond the local ones; None: it has not answered yet."""
@@ -97,14 +108,14 @@ class Loads:
         request, step = tracked.request, self._block_tokens
         # The last token is computed in any case, and with it the rest of its block: a block that is loaded is never
         # written to.
-        end = min(found * self._settings.chunk_tokens, (request.num_tokens - 1) // step * step)
+        end = min(self._tokens(tracked, found), (request.num_tokens - 1) // step * step)
         tokens = end - local
         if tokens <= 0 or tokens < self._settings.load_tokens_min:
             if found:
                 tracked.reason = "local" if tokens <= 0 else "short"
             self.fetches.drop(tracked)
             return 0
-        if tracked.fetch is not None:
+        if tracked.fetch is not None or tracked.handed is not None:
             return int(tokens)
         if not self._is_chosen(tracked, local, tokens):
             tracked.reason = "slower"
@@ -122,15 +133,22 @@ class Loads:
             return
         size, step = self._settings.chunk_tokens, self._block_tokens
         begin, end = tracked.local, tracked.local + tokens
-        first, last = begin // size, -(-end // size)
-        tracked.loading = first
-        tracked.saved = max(tracked.saved, last)
+        first, last, whole = begin // size, -(-end // size), self._keys.count(tracked.request)
+        tracked.loading, tracked.load_end = first, last
+        tracked.saved = max(tracked.saved, min(last, whole))
         tracked.chosen = None
-        if self.choice is not None and not self._fetches_first:
+        fetched = self._fetches_first and tracked.handed is None
+        if self.choice is not None and not fetched:
             self.choice.load_begins(tracked.request.request_id, tokens)
         self._counts["hits"] += 1
         self._counts["hit_tokens"] += tokens
-        if not self._is_async:
+        if tracked.handed is not None:
+            self._counts["handovers_taken"] += 1
+        lent = self._lent(tracked)
+        if lent is not None:
+            tracked.borrowed = True
+            lent = replace(lent, block_ids=lent.block_ids[begin // step : end // step])
+        if not self.in_background(tracked):
             block = begin // step
             first_hash = tracked.request.block_hashes[block]
             self._filling[tracked.request.request_id] = _Filling(
@@ -139,12 +157,14 @@ class Loads:
         self._jobs.append(
             LoadJob(
                 request_id=tracked.request.request_id,
-                hashes=b"".join(self._keys.some(tracked.request, first, last)),
+                hashes=self._hashes(tracked, first, last),
                 begin_block=(begin - first * size) // step,
                 block_ids=block_ids[begin // step : end // step],
-                is_async=self._is_async,
+                is_async=self.in_background(tracked),
                 timeout=self._settings.load_timeout,
-                fetch_id=self.fetches.take(tracked) if self._fetches_first else 0,
+                fetch_id=self.fetches.take(tracked) if fetched else 0,
+                tail_blocks=self._tail(tracked) if last > whole else 0,
+                lent=lent,
             )
         )
 
@@ -159,13 +179,13 @@ class Loads:
         if tracked is None or tracked.loading < 0:
             return
         good = tracked.loading + chunks
-        if not self._is_async:
+        if not self.in_background(tracked):
             tracked.loading = -1
-        if good < tracked.saved:
+        if good < tracked.load_end:
             # Whatever the pool says: it is not asked for that again, or the request would go in circles. Once they are
             # computed, these chunks may be saved.
             tracked.limit = min(tracked.limit, good)
-            tracked.saved, tracked.save_at = good, 0
+            tracked.saved, tracked.save_at = min(tracked.saved, good), 0
 
     def finished(self, tracked: Tracked, *, parked: bool) -> None:
         """A request needs nothing any more; `parked`: it still waits for a load."""
@@ -186,7 +206,7 @@ class Loads:
         lookup = tracked.lookup
         if lookup is None or lookup.answer is None or lookup.problem or lookup.asked == tracked.found:
             return
-        tracked.found, tracked.saved, tracked.save_at = lookup.asked, lookup.answer, 0
+        tracked.found, tracked.saved, tracked.save_at = lookup.asked, min(lookup.answer, lookup.chunks - lookup.tail), 0
 
     # ---------------------------------------------------------------- inside
 
@@ -242,7 +262,33 @@ class Loads:
         request = tracked.request
         if tracked.barred or request.skip_reading_prefix_cache:
             return 0
-        return min(self._keys.count(request), tracked.limit)
+        return min(self._keys.count(request) + bool(self._tail(tracked)), tracked.limit)
+
+    def _tail(self, tracked: Tracked) -> int:
+        """How many blocks another engine has saved of the chunk that comes after the whole ones of a request."""
+        if tracked.handed is None:
+            return 0
+        return max(0, tracked.handed.blocks - self._keys.count(tracked.request) * self._blocks)
+
+    def _lent(self, tracked: Tracked) -> Lent | None:
+        """What another engine lends of a request, until that was tried once."""
+        return None if tracked.handed is None or tracked.borrowed or tracked.barred else tracked.handed.lent
+
+    def _hashes(self, tracked: Tracked, first: int, last: int) -> bytes:
+        """Return the keys of chunks, of which the last may be a tail."""
+        whole = self._keys.count(tracked.request)
+        hashes = b"".join(self._keys.some(tracked.request, first, min(last, whole)))
+        if last <= whole:
+            return hashes
+        assert tracked.handed is not None, "a tail that nobody has saved"
+        return hashes + self._keys.of_blocks(tracked.request, tracked.handed.blocks)
+
+    def _tokens(self, tracked: Tracked, chunks: int) -> int:
+        """Return how many tokens are in the first chunks, of which the last may be a tail."""
+        whole = self._keys.count(tracked.request)
+        if chunks <= whole:
+            return chunks * self._settings.chunk_tokens
+        return (whole * self._blocks + self._tail(tracked)) * self._block_tokens
 
     def _found(self, tracked: Tracked, local: int) -> int | None:
         """How many chunks the pool has, as far as it has to be known; None: not known yet."""
@@ -250,6 +296,8 @@ class Loads:
         if wanted * self._settings.chunk_tokens <= local:
             tracked.reason = "failed" if wanted == tracked.limit else "local" if wanted else "short"
             return 0
+        if self._lent(tracked) is not None:
+            return wanted
         now = time.monotonic()
         lookup = tracked.lookup
         if lookup is None or self._is_stale(tracked, wanted, now):
@@ -263,8 +311,24 @@ class Loads:
             tracked.reason = "late"
             return 0
         self.heed(tracked)
-        tracked.reason = lookup.problem or "absent"
-        return min(lookup.answer, wanted)
+        tracked.waiting, tracked.reason = 0.0, lookup.problem or "absent"
+        found = min(lookup.answer, wanted)
+        return None if not lookup.problem and self._is_coming(tracked, found, wanted, now) else found
+
+    def _is_coming(self, tracked: Tracked, found: int, wanted: int, now: float) -> bool:
+        """Whether another engine is saving more of a request, as far as is known. If so, the pool is asked again."""
+        handed = tracked.handed
+        if handed is None or found >= min(wanted, -(-handed.blocks // self._blocks)):
+            return False
+        if now >= handed.until:
+            self._counts["handovers_late"] += not tracked.late
+            tracked.late = True
+            return False
+        if now >= tracked.asked_again:
+            pause = min(max((now - handed.since) * _AGAIN_SHARE, _AGAIN_MIN), _AGAIN_MAX)
+            tracked.asked_again = now + pause
+            self.ask(tracked)
+        return True
 
     @staticmethod
     def _is_stale(tracked: Tracked, wanted: int, now: float) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 
 from moonpool.connector.layout import Area, CacheLayoutError, partial_rows
 from moonpool.connector.moving import Crew, Moving, Pool, window_chunks
-from moonpool.errors import ConfigError
+from moonpool.errors import ConfigError, MoonpoolError
 from moonpool.store_client import Outcome
 from moonpool.store_client.packing import HASH_BYTES
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from moonpool.connector.borrowing import Borrowing
     from moonpool.connector.counting import Counts
     from moonpool.connector.jobs import LoadJob
     from moonpool.connector.layout import Int64s, PagedCache
@@ -96,16 +97,26 @@ class Loads(Crew[Load]):
         counts: of this worker.
         threads: how many loads run at the same time.
         staging_bytes: most memory for chunks that go only in part: room for one of each thread.
+        borrowing: reads what other engines lend; None: nothing is.
 
     Raises:
         ConfigError: that is too little.
     """
 
     def __init__(
-        self, engine: TransferEngine, pool: Pool, cache: PagedCache, counts: Counts, *, threads: int, staging_bytes: int
+        self,
+        engine: TransferEngine,
+        pool: Pool,
+        cache: PagedCache,
+        counts: Counts,
+        *,
+        threads: int,
+        staging_bytes: int,
+        borrowing: Borrowing | None = None,
     ) -> None:
         self._pool = pool
         self._cache = cache
+        self._borrowing = borrowing
         self._chunks = window_chunks(cache.chunk_bytes)
         room = cache.area_bytes(self._chunks)
         if threads * room > staging_bytes:
@@ -143,41 +154,62 @@ class Loads(Crew[Load]):
 
     def _run(self, item: Load, thread: int) -> str:
         """Load some chunks after the other."""
-        table = self._cache.table(item.job.block_ids, item.job.begin_block)
+        table, tail = self._cache.table(item.job.block_ids, item.job.begin_block), item.job.tail_blocks
         assert len(table) == item.chunks, "the plan has other blocks than chunks"
         if not item.mark.reached(item.until):
             return self._cut_short(item, "late")
+        whole = len(table) - bool(tail)
+        if self._borrow(item, thread):
+            return "ok"
         while item.good < item.chunks:
             client = self._pool.link.client
             if item.cancelled or item.until <= time.monotonic():
                 return self._cut_short(item, "cancelled" if item.cancelled else "late")
             if client is None:
                 return self._cut_short(item, "away")
-            rows = self._window(table[item.good :])
-            good = self._bring(client, item, rows, self._areas[thread])
+            rows = self._window(table[item.good : whole]) if item.good < whole else table[whole:, :tail]
+            cache = self._cache if item.good < whole else self._cache.of(tail)
+            good = self._bring(client, item, cache, rows, self._areas[thread])
             item.good += good
             if good < len(rows):
                 return self._cut_short(item, "missing")
         return "ok"
+
+    def _borrow(self, item: Load, thread: int) -> bool:
+        """Read what another engine lends; return whether all of it has come."""
+        lent, now = item.job.lent, time.monotonic()
+        if lent is None or self._borrowing is None or item.cancelled:
+            return False
+        try:
+            # What does not come this way has as long to come from the pool.
+            until = now + (item.until - now) / 2
+            nbytes = self._borrowing.read(lent, item.job.block_ids, until, thread)
+        except MoonpoolError as error:
+            self._counts.add(loads_direct_failed=1)
+            self._counts.complain("what another engine lends comes from the pool, or is computed", error)
+            return False
+        item.good = item.chunks
+        self._counts.add(loads_direct=1, load_chunks=item.chunks, load_direct_bytes=nbytes)
+        return True
 
     def _window(self, table: Int64s) -> Int64s:
         """Return the first chunks that go together, of which one may go in part."""
         partial = partial_rows(table)
         return table[: min(self._chunks, int(partial[1]) if len(partial) > 1 else len(table))]
 
-    def _bring(self, client: StoreClient, load: Load, rows: Int64s, area: Area) -> int:
+    def _bring(self, client: StoreClient, load: Load, cache: PagedCache, rows: Int64s, area: Area) -> int:
         """Get chunks into these blocks; return how many of the first ones have come."""
         begin = load.good * HASH_BYTES
         hashes = load.job.hashes[begin : begin + len(rows) * HASH_BYTES]
-        places = self._cache.destinations(rows, area)
+        places = cache.destinations(rows, area)
         left = max(0.001, load.until - time.monotonic())
         got = client.get_into(self._pool.namespace, hashes, places, shard=self._pool.shard, timeout=left)
         self._pool.link.answered()
-        good = good_of(got, self._cache.chunk_bytes, self._cache.sealed(rows, area), self._counts)
+        good = good_of(got, cache.chunk_bytes, cache.sealed(rows, area), self._counts)
         staged = [row for row in partial_rows(rows).tolist() if row < good]
         if staged:
-            self._cache.scatter(rows[staged], area.region, np.array([area.begin]))
-        size = self._cache.chunk_bytes
+            cache.scatter(rows[staged], area.region, np.array([area.begin]))
+        size = cache.chunk_bytes
         self._counts.add(
             load_chunks=good, load_straight_bytes=(good - len(staged)) * size, load_staged_bytes=len(staged) * size
         )

@@ -28,6 +28,7 @@ class Lookup:
 
     Attributes:
         hashes: the keys that were asked for, a chain from its beginning.
+        tail: whether the last one is the key of a tail.
         asked: when, by the monotonic clock; what was learned later is newer than the answer.
         answer: how many of the first keys are in the pool; None: not known yet.
         until: when the answer is too old.
@@ -35,10 +36,11 @@ class Lookup:
         abandoned: nobody waits for it any more.
     """
 
-    __slots__ = ("abandoned", "answer", "asked", "hashes", "problem", "until")
+    __slots__ = ("abandoned", "answer", "asked", "hashes", "problem", "tail", "until")
 
-    def __init__(self, hashes: bytes) -> None:
+    def __init__(self, hashes: bytes, *, tail: bool = False) -> None:
         self.hashes = hashes
+        self.tail = tail
         self.asked = time.monotonic()
         self.answer: int | None = None
         self.until = 0.0
@@ -86,9 +88,9 @@ class Lookups:
         """How many questions wait."""
         return self._queue.qsize()
 
-    def ask(self, hashes: bytes) -> Lookup:
+    def ask(self, hashes: bytes, *, tail: bool = False) -> Lookup:
         """Ask how many of the first keys are in the pool. Never waits."""
-        lookup = Lookup(hashes)
+        lookup = Lookup(hashes, tail=tail)
         if self._link.client is None:
             self._refuse(lookup, "away")
         elif self._queue.qsize() >= self._most:

@@ -9,11 +9,39 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
 
-from moonpool.connector.jobs import FetchJob, LoadJob, SaveJob
+from moonpool.connector.jobs import FetchJob, LendJob, Lent, LoadJob, SaveJob
 
-__all__ = ["FetchJob", "LoadJob", "MoonpoolMetadata", "MoonpoolWorkerMetadata", "SaveJob"]
+__all__ = [
+    "FetchJob",
+    "LendJob",
+    "Lent",
+    "LoadJob",
+    "MoonpoolMetadata",
+    "MoonpoolWorkerMetadata",
+    "PeerPlace",
+    "SaveJob",
+]
+
+
+@dataclass(frozen=True)
+class PeerPlace(KVConnectorHandshakeMetadata):
+    """Where other engines reach a worker, once at the start.
+
+    Attributes:
+        address: ``host:port``.
+        incarnation: of the worker's transfer engine.
+        shard: the part of each chunk that it has.
+    """
+
+    address: str
+    incarnation: str
+    shard: int
 
 
 @dataclass(slots=True)
@@ -26,6 +54,10 @@ class MoonpoolMetadata(KVConnectorMetadata):
         cancelled: requests that need what they load no more. Each still ends, as finished and sooner.
         fetches: to begin with this step.
         dropped: fetches whose chunks nobody waits for any more.
+        lending: blocks that other engines may read from now on.
+        wiping: slots of leases that hold no more.
+        holding: blocks of other engines that are needed from now on.
+        returning: tokens of what is needed no more.
     """
 
     loads: list[LoadJob] = field(default_factory=list)
@@ -33,6 +65,10 @@ class MoonpoolMetadata(KVConnectorMetadata):
     cancelled: list[str] = field(default_factory=list)
     fetches: list[FetchJob] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
+    lending: list[LendJob] = field(default_factory=list)
+    wiping: list[int] = field(default_factory=list)
+    holding: list[Lent] = field(default_factory=list)
+    returning: list[bytes] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -48,6 +84,9 @@ class MoonpoolWorkerMetadata(KVConnectorWorkerMetadata):
             in the host memory of all of these.
         times: loads (by request) and fetches (by number) that have ended -> how many chunks came, in how many seconds
             of the slowest worker, and whether it was late or failed.
+        wiped: slots of leases that are wiped -> how many workers say so.
+        renewed: tokens of leases that other engines still need.
+        returned: tokens of those that they need no more.
     """
 
     ended_saves: dict[int, int] = field(default_factory=dict)
@@ -55,6 +94,9 @@ class MoonpoolWorkerMetadata(KVConnectorWorkerMetadata):
     unsaved: set[int] = field(default_factory=set)
     fetched: dict[int, tuple[int, int]] = field(default_factory=dict)
     times: dict[str | int, tuple[int, float, bool]] = field(default_factory=dict)
+    wiped: dict[int, int] = field(default_factory=dict)
+    renewed: set[bytes] = field(default_factory=set)
+    returned: set[bytes] = field(default_factory=set)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> MoonpoolWorkerMetadata:
         """Return what both workers say together."""
@@ -72,4 +114,8 @@ class MoonpoolWorkerMetadata(KVConnectorWorkerMetadata):
         for name, (chunks, seconds, trouble) in other.times.items():
             fewest, slowest, before_trouble = times.get(name, (chunks, 0.0, False))
             times[name] = min(fewest, chunks), max(slowest, seconds), trouble or before_trouble
-        return MoonpoolWorkerMetadata(ended, loaded, self.unsaved | other.unsaved, fetched, times)
+        wiped = dict(self.wiped)
+        for slot, workers in other.wiped.items():
+            wiped[slot] = wiped.get(slot, 0) + workers
+        heard = self.renewed | other.renewed, self.returned | other.returned
+        return MoonpoolWorkerMetadata(ended, loaded, self.unsaved | other.unsaved, fetched, times, wiped, *heard)

@@ -18,12 +18,14 @@ from moonpool.connector.settings import ConnectorSettings
 from moonpool.connector.shards import ShardPlan
 from moonpool.errors import ConfigError
 
-__all__ = ["check_supported", "fingerprint_of", "hash_seed", "namespace_of", "shard_plan"]
+__all__ = ["check_supported", "facts_of", "fingerprint_of", "hash_seed", "namespace_of", "shard_plan"]
 
 #: Of what is in a chunk, and of what is in the fingerprint.
 FORMAT: Final = 1
 _NAMESPACE_MAX: Final = 255
 _NAME_MAX: Final = 48
+#: Two engines of one model that cannot hand requests over differ in one of these, nearly always.
+_FACTS: Final = ("format", "dtype", "cache_dtype", "block_tokens", "chunk_tokens", "layout", "tp", "pp", "dcp")
 #: Their hashes are 32 bytes, and collide for nobody who wants them to.
 _ALGORITHMS: Final = ("sha256", "sha256_cbor")
 
@@ -82,6 +84,12 @@ def fingerprint_of(vllm_config: Any, kv_cache_config: Any, settings: ConnectorSe
         "groups": len(kv_cache_config.kv_cache_groups),
         "drafts": _drafts(vllm_config.speculative_config),
     }
+
+
+def facts_of(vllm_config: Any, kv_cache_config: Any, settings: ConnectorSettings, layout: str) -> dict[str, Any]:
+    """Return what of the fingerprint tells nothing of the model and who uses it."""
+    every = fingerprint_of(vllm_config, kv_cache_config, settings, layout)
+    return {name: every[name] for name in _FACTS}
 
 
 def shard_plan(vllm_config: Any, kv_cache_config: Any) -> ShardPlan:

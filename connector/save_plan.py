@@ -135,6 +135,24 @@ class Saves:
             done, tracked.saved = end, tracked.saved + end - done
         tracked.save_at = (max(tracked.saved, full) + 1) * self._settings.chunk_tokens
 
+    def plan_tail(self, tracked: Tracked, computed: int, block_ids: list[int]) -> int:
+        """Save what is left of a prompt behind its last chunk, in whole blocks, for an engine that goes on with it.
+
+        Returns:
+            How many blocks of the prompt, from the first one on, are in the pool or on their way there.
+        """
+        request, block_tokens = tracked.request, self._settings.chunk_tokens // self._blocks
+        blocks: int = min(request.num_prompt_tokens, computed) // block_tokens
+        whole, tail = divmod(blocks, self._blocks)
+        if tracked.saved < whole or not tail:
+            return min(tracked.saved, whole) * self._blocks
+        key = self._keys.of_blocks(request, blocks)
+        if not self._is_known(tracked, key):
+            if self._room() <= 0:
+                return whole * self._blocks
+            self._begin(tracked, whole, [key], block_ids, tail)
+        return blocks
+
     def drop(self, tracked: Tracked, computed: int) -> None:
         """Count what a request leaves behind unsaved."""
         left = self._full(tracked, computed) - tracked.saved
@@ -177,19 +195,24 @@ class Saves:
         learned = self._known.learned(key)
         return learned is not None and learned >= tracked.found
 
-    def _begin(self, tracked: Tracked, first: int, keys: list[bytes], block_ids: list[int]) -> None:
-        ids = block_ids[first * self._blocks : (first + len(keys)) * self._blocks]
+    def _begin(
+        self, tracked: Tracked, first: int, keys: list[bytes], block_ids: list[int], tail_blocks: int = 0
+    ) -> None:
+        begin = first * self._blocks
+        ids = block_ids[begin : begin + (tail_blocks or len(keys) * self._blocks)]
         blocks = [self._pool.blocks[one] for one in ids]
         job_id, request = next(self._ids), tracked.request
         self._pool.touch(blocks)
         self._pinned[job_id] = _Pinned(blocks, keys, self._workers, time.monotonic())
         self._pinned_blocks += len(blocks)
         for chunk, key in enumerate(keys, first):
-            if self._known.saving(key):
+            if self._known.saving(key) and not tail_blocks:
                 self._events.removed(request, chunk)
-        self._events.saving(job_id, request, first, len(keys))
+        if not tail_blocks:  # which no router needs to know of: it is for one request that has gone already
+            self._events.saving(job_id, request, first, len(keys))
         self._counts["chunks_planned"] += len(keys)
-        self._jobs.append(SaveJob(job_id, request.request_id, b"".join(keys), self._keys.parent(request, first), ids))
+        parent = self._keys.parent(request, first)
+        self._jobs.append(SaveJob(job_id, request.request_id, b"".join(keys), parent, ids, tail_blocks))
 
     def _end(self, job_id: int, pinned: _Pinned, now: float) -> None:
         del self._pinned[job_id]

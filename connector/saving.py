@@ -80,6 +80,7 @@ class Saves(Crew[Save]):
     def _run(self, item: Save, thread: int) -> str:
         """Save some chunks after the other."""
         job = item.job
+        cache = self._cache.of(job.tail_blocks)
         client, left = self._pool.link.client, item.until - time.monotonic()
         if client is None or left <= 0:
             return "away" if client is None else "late"
@@ -87,7 +88,7 @@ class Saves(Crew[Save]):
         self._pool.link.answered()
         if not item.mark.reached(item.until):
             return "late"
-        table = self._cache.table(job.block_ids)
+        table = cache.table(job.block_ids)
         hashes = np.frombuffer(job.hashes, dtype=np.uint8).reshape(-1, HASH_BYTES)
         parents = np.frombuffer(job.parent + job.hashes[:-HASH_BYTES], dtype=np.uint8).reshape(-1, HASH_BYTES)
         for begin in range(0, len(missing), self._chunks):
@@ -97,20 +98,20 @@ class Saves(Crew[Save]):
             results = client.put(
                 self._pool.namespace,
                 hashes[some].tobytes(),
-                self._cache.values(table[some]),
+                cache.values(table[some]),
                 parents=parents[some].tobytes(),
                 shard=self._pool.shard,
                 shards=self._pool.shards,
                 timeout=left,
             )
-            if not self._all_there(results):
+            if not self._all_there(results, cache):
                 return "failed"
         item.saved = True
         return "ok" if len(missing) else "already"
 
-    def _all_there(self, results: Results) -> bool:
+    def _all_there(self, results: Results, cache: PagedCache) -> bool:
         put = results.count(Outcome.OK)
-        self._counts.add(save_chunks=put, save_bytes=put * self._cache.chunk_bytes)
+        self._counts.add(save_chunks=put, save_bytes=put * cache.chunk_bytes)
         if results.ok:
             return True
         self._counts.complain("a chunk was not saved", results.errors[min(results.errors)])

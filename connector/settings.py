@@ -71,6 +71,42 @@ class ConnectorSettings:
     lookups_max: int = setting(
         4096, "Most requests whose look-up is under way or waits. Others are computed.", minimum=1, maximum=1 << 20
     )
+    handover_wait: float = setting(
+        2.0,
+        "How long a request that another engine hands over waits for what that one is still saving. What has not come "
+        "by then is computed.",
+        unit="seconds",
+        minimum=0.0,
+        maximum=_HOUR,
+    )
+    peer_listen: str | None = setting(
+        None,
+        "Address on which each worker accepts decode engines, such as 0.0.0.0:0, so that they read the KV of what is "
+        "handed over straight from its cache. Rank r listens on the port plus r. Beyond loopback the pool needs a "
+        "secret. None: what is handed over goes through the pool.",
+    )
+    peer_host: str | None = setting(
+        None,
+        "Name or address of this host that decode engines connect to. None: that of `peer_listen`, or the host name.",
+    )
+    peer_reads: bool = setting(
+        True, "Whether the KV of what is handed over is read straight from the engine that has it, where that can be."
+    )
+    peer_lease: float = setting(
+        5.0,
+        "How long blocks are kept for a decode engine that says nothing. It says that it needs them three times as "
+        "often.",
+        unit="seconds",
+        minimum=0.2,
+        maximum=_HOUR,
+    )
+    peer_blocks_max: float = setting(
+        0.5,
+        "Share of the blocks of the cache that may be kept for decode engines. What is beyond that goes through the "
+        "pool.",
+        minimum=0.0,
+        maximum=1.0,
+    )
     load_timeout: float = setting(
         10.0,
         "Longest time of one load. What has not come by then is computed.",

@@ -28,6 +28,9 @@ COUNTERS: Final = {
     "load_chunks_failed": "Loads cut short by a chunk that could not be read.",
     "load_straight_bytes": "Bytes loaded straight into the cache.",
     "load_staged_bytes": "Bytes of chunks loaded through the staging area, since only a part of them was needed.",
+    "loads_direct": "Loads, among those that are OK, that came straight from the cache of another engine.",
+    "loads_direct_failed": "Loads that could not come from there, and were looked for in the pool.",
+    "load_direct_bytes": "Bytes loaded straight from the cache of another engine.",
     "load_layer_bytes": "Bytes loaded layer by layer.",
     "prefetches_ok": "Fetches into host memory of which every chunk came.",
     "prefetches_missing": "Fetches of which a chunk was no longer there, or spoilt.",
@@ -60,6 +63,14 @@ COUNTERS: Final = {
     "misses_slower": "Requests that are quicker to compute than to load, or that come while loads are late or fail.",
     "load_probes": "Loads that were begun although computing seemed quicker.",
     "misses_off": "Requests that came while nothing is loaded.",
+    "handovers_offered": "Requests whose prompt is computed and saved here for an engine that goes on with them.",
+    "handovers_taken": "Loads of requests that another engine has handed over.",
+    "handovers_late": "Requests handed over of which the pool did not have everything in time.",
+    "handovers_refused": "Requests that an engine with another kind of KV has handed over. They are computed.",
+    "leases_granted": "Prompts whose blocks are kept for a decode engine.",
+    "leases_returned": "Of these, those that the decode engine had read or did not want.",
+    "leases_expired": "Of these, those that nobody needed for too long.",
+    "leases_refused": "Prompts handed over through the pool only, since too many blocks were kept already.",
     "chunks_planned": "Chunks that the workers were told to save.",
     "chunks_dropped_full": "Chunks not saved when their request ended, since too many blocks or saves waited.",
     "chunks_dropped_away": "Chunks not saved when their request ended, since the pool was out of reach.",
@@ -75,6 +86,7 @@ GAUGES: Final = {
     "load_latency_seconds": "Of the adaptive choice: what a load takes however short it is.",
     "compute_tokens_per_second": "Of the adaptive choice: how fast prompts are computed.",
     "pinned_blocks": "Blocks of the cache that saves keep from being used again.",
+    "lent_blocks": "Blocks of the cache that are kept for decode engines.",
 }
 #: ``moonpool_connector_<name>``.
 HISTOGRAMS: Final = {

@@ -6,17 +6,21 @@ Only loads that a step cannot do without (sync, layerwise) are waited for, each 
 
 from __future__ import annotations
 
+import socket
 import time
 import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from moonpool.address import Address, parse_address
+from moonpool.connector.borrowing import Borrowing
 from moonpool.connector.compat import layout_of
 from moonpool.connector.counting import Counts
 from moonpool.connector.layerwise import Layerwise
 from moonpool.connector.layout import CacheLayoutError, PagedCache
+from moonpool.connector.lending import Lending
 from moonpool.connector.loading import Load, Loads
-from moonpool.connector.metadata import MoonpoolMetadata, MoonpoolWorkerMetadata
+from moonpool.connector.metadata import MoonpoolMetadata, MoonpoolWorkerMetadata, PeerPlace
 from moonpool.connector.moving import Pool
 from moonpool.connector.pool import PoolLink
 from moonpool.connector.prefetching import Prefetches
@@ -71,16 +75,28 @@ class WorkerSide:
         self._finished: set[str] = set()
         self._failed: set[str] = set()
         self._failed_blocks: set[int] = set()
-        self._begun: list[MoonpoolMetadata | None] = [None, None]
+        self._begun: list[MoonpoolMetadata | None] = [None, None, None]
         self._idle_said = True
         client_settings = StoreClientSettings.load({"name": "vllm-worker", **store})
         # One engine for the client and the cache, so that the cache is registered memory of the client too.
-        engine = open_engine(client_settings)
+        engine = open_engine(client_settings, _listen(settings, vllm_config))
         link = PoolLink(lambda: StoreClient(engine=engine, settings=client_settings), settings.retry)
         self._pool = Pool(link, namespace, plan.shard, plan.shards)
+        self._connect_timeout = client_settings.connect_timeout
         self._parts = _Parts(link, engine, settings.shutdown_wait)
         # Also when the worker is forgotten, or the interpreter ends.
         self._finalizer = weakref.finalize(self, self._parts.close)
+
+    @property
+    def place(self) -> PeerPlace | None:
+        """Where other engines reach this worker; None: nowhere."""
+        engine = self._parts.engine
+        if engine.address is None:
+            return None
+        there = parse_address(engine.address)
+        any_host = there.host in ("0.0.0.0", "::")
+        host = self._settings.peer_host or (socket.gethostname() if any_host else there.host)
+        return PeerPlace(str(Address(host, there.port)), engine.incarnation, self._plan.shard)
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Take the paged cache, and start the threads.
@@ -94,13 +110,31 @@ class WorkerSide:
         settings, config, engine = self._settings, self._kv_cache_config, self._parts.engine
         chunk_blocks = settings.chunk_tokens // config.kv_cache_groups[0].kv_cache_spec.block_size
         cache = PagedCache(engine, kv_caches, config.num_blocks, chunk_blocks, self._layout)
+        # One worker tells other engines what is needed of them, and hears what they need.
+        self._speaks = self._plan.shard == 0 and self._plan.writes
+        threads = settings.load_threads if settings.load_mode != "off" else 0
+        if threads and settings.peer_reads:
+            self._parts.borrowing = Borrowing(
+                engine,
+                cache,
+                self._counts,
+                namespace=self._pool.namespace,
+                shard=self._plan.shard,
+                connect_timeout=self._connect_timeout,
+                threads=threads,
+                keeps=self._speaks,
+            )
+        if engine.address is not None:
+            self._parts.lending = Lending(engine, cache, self._pool.namespace)
         self._parts.loads = Loads(
             engine,
             self._pool,
             cache,
             self._counts,
-            threads=settings.load_threads if settings.load_mode in ("sync", "async") else 0,
+            # What is handed over comes in the background in every mode.
+            threads=threads,
             staging_bytes=settings.staging_bytes,
+            borrowing=self._parts.borrowing,
         )
         if settings.load_mode == "prefetch":
             self._parts.prefetches = Prefetches(
@@ -125,7 +159,21 @@ class WorkerSide:
     # ---------------------------------------------------------------- each step
 
     def handle_preemptions(self, metadata: MoonpoolMetadata) -> None:
-        """Nothing: blocks that are being saved are pinned, and a request that loads is not preempted."""
+        """Lend, before the step computes, what a decode engine may know of already. Again: nothing.
+
+        For preemptions nothing is to be done: what is saved or lent is pinned, and what loads is not preempted.
+        """
+        if metadata is self._begun[2]:
+            return
+        self._begun[2] = metadata
+        lending, borrowing = self._parts.lending, self._parts.borrowing
+        if lending is not None:
+            lending.lend(metadata.lending)
+            lending.wipe(metadata.wiping)
+            self._taken.wiped.update((slot, 1) for slot in metadata.wiping)
+        if borrowing is not None and (metadata.holding or metadata.returning):
+            borrowing.hold(metadata.holding)
+            borrowing.give_back(metadata.returning)
 
     def start_load(self, metadata: MoonpoolMetadata, *, computes: bool = True) -> None:
         """Begin the loads of a step, and wait for those that it cannot do without. Again: nothing.
@@ -140,22 +188,19 @@ class WorkerSide:
         loads, layerwise, prefetches = self._parts.loads, self._parts.layerwise, self._parts.prefetches
         if prefetches is not None:
             # What is taken or dropped makes room for what begins.
-            prefetches.load(metadata.loads)
+            prefetches.load([job for job in metadata.loads if job.fetch_id])
             prefetches.drop(metadata.dropped)
             prefetches.begin(metadata.fetches)
-            return
         if not metadata.loads and not metadata.cancelled:
             return
         assert loads is not None, "a load before the cache is registered"
-        if layerwise is not None:
-            if metadata.loads:
-                layerwise.begin(metadata.loads, computes=computes)
-            return
-        begun = loads.begin(metadata.loads)
+        needed = [job for job in metadata.loads if not job.is_async and not job.fetch_id]
+        loads.begin(job for job in metadata.loads if job.is_async)
         loads.cancel(metadata.cancelled)
-        needed = [load for load in begun if not load.job.is_async]
-        if needed:
-            loads.wait(needed)
+        if needed and layerwise is not None:
+            layerwise.begin(needed, computes=computes)
+        elif needed:
+            loads.wait(loads.begin(needed))
             self._collect_loads()
 
     def wait_for_layer_load(self, layer_name: str) -> None:
@@ -200,7 +245,9 @@ class WorkerSide:
             self._taken.fetched[fetch.job.fetch_id] = 1, fetch.good
             self._taken.times[fetch.job.fetch_id] = fetch.good, fetch.seconds, fetch.reason in _TROUBLE
         taken = self._taken
-        if not (taken.ended_saves or taken.loaded or taken.fetched):
+        if self._parts.lending is not None and self._speaks:
+            taken.renewed, taken.returned = self._parts.lending.heard()
+        if not (taken.ended_saves or taken.loaded or taken.fetched or taken.wiped or taken.renewed or taken.returned):
             return None
         self._taken = MoonpoolWorkerMetadata()
         return taken
@@ -208,12 +255,14 @@ class WorkerSide:
     def take_stats(self) -> ConnectorStats | None:
         """Return what has been counted since the last time; None: nothing, as before."""
         data: dict[str, Any] = self._counts.take()
-        loads, saves = self._parts.layerwise or self._parts.prefetches or self._parts.loads, self._parts.saves
+        parts, saves = self._parts, len(self._parts.saves or ())
+        loads = sum(len(part or ()) for part in (parts.layerwise, parts.prefetches, parts.loads))
         state: dict[str, Any] = {}
         if loads or saves or not self._idle_said:
             now = time.monotonic()
-            oldest = max(loads.oldest(now) if loads else 0.0, saves.oldest(now) if saves else 0.0)
-            state = {"loads_open": len(loads or ()), "saves_open": len(saves or ()), "oldest_transfer_seconds": oldest}
+            every = (parts.layerwise, parts.prefetches, parts.loads, parts.saves)
+            oldest = max(part.oldest(now) for part in every if part is not None)
+            state = {"loads_open": loads, "saves_open": saves, "oldest_transfer_seconds": oldest}
             self._idle_said = not (loads or saves)
         elif not data:
             return None
@@ -264,6 +313,8 @@ class _Parts:
         self.layerwise: Layerwise | None = None
         self.prefetches: Prefetches | None = None
         self.saves: Saves | None = None
+        self.lending: Lending | None = None
+        self.borrowing: Borrowing | None = None
 
     def close(self) -> None:
         # What the last requests have left is worth a moment.
@@ -271,7 +322,18 @@ class _Parts:
             self.saves.finish(self.shutdown_wait)
         # First the client, so that what waits for the pool comes back.
         self.link.close()
-        for part in (self.layerwise, self.prefetches, self.loads, self.saves):
+        for part in (self.borrowing, self.layerwise, self.prefetches, self.loads, self.saves):
             if part is not None:
                 part.close()
         self.engine.close()
+        # Its thread waits for what peers say.
+        if self.lending is not None:
+            self.lending.close()
+
+
+def _listen(settings: ConnectorSettings, vllm_config: Any) -> str | None:
+    """Return where this worker accepts other engines; None: nowhere."""
+    if settings.peer_listen is None:
+        return None
+    address = parse_address(settings.peer_listen)
+    return str(Address(address.host, address.port + vllm_config.parallel_config.rank if address.port else 0))

@@ -389,11 +389,11 @@ def _by_segment(segments: npt.NDArray[np.uint32]) -> list[tuple[int, npt.NDArray
     return list(zip(different.tolist(), np.split(order, starts[1:]), strict=True))
 
 
-def open_engine(settings: StoreClientSettings) -> TransferEngine:
-    """Open an engine that fits these settings, as a client has when it is given none."""
+def open_engine(settings: StoreClientSettings, listen: str | None = None) -> TransferEngine:
+    """Open an engine that fits these settings, as a client has when it is given none, and accepts peers on `listen`."""
     arguments = {
         "name": settings.name,
-        "listen": None,
+        "listen": listen,
         "secret": settings.secret,
         "connect_timeout": settings.connect_timeout,
         "progress_timeout": settings.progress_timeout,

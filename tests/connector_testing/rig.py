@@ -19,7 +19,7 @@ from typing import Any
 from unittest import mock
 
 from connector_testing import configs
-from moonpool.connector.metadata import FetchJob, LoadJob, MoonpoolWorkerMetadata, SaveJob
+from moonpool.connector.metadata import FetchJob, LendJob, Lent, LoadJob, MoonpoolWorkerMetadata, SaveJob
 from moonpool.errors import MoonpoolError
 
 SALT = "salt"
@@ -62,6 +62,12 @@ class Rig:
         trouble: whether they say that it was late or failed.
         fetches: those that have not ended.
         fetched: chunks that fetches have brought to the workers.
+        params: what requests that have ended are to be gone on with.
+        lender: from which blocks are read that are lent; None: they are all looked for in the pool.
+        lent: what is in the table of leases, by slot.
+        holding: what other engines lend to this one, by token.
+        renewing: what other engines still need of this one, as the workers hear it at the next step.
+        returning: what they need no more.
         pool: with the contents of chunks.
     """
 
@@ -100,6 +106,12 @@ class Rig:
         self.fetched: dict[int, dict[bytes, list[int]]] = {}
         self.contents: dict[bytes, list[int]] = {}
         self.requests: dict[str, Any] = {}
+        self.params: dict[str, Any] = {}
+        self.lent: dict[int, LendJob] = {}
+        self.holding: dict[bytes, Lent] = {}
+        self.renewing: set[bytes] = set()
+        self.returning: set[bytes] = set()
+        self.lender: Rig | None = None
         self.sync_good: Callable[[LoadJob], int] = lambda job: len(job.hashes) // 32
         self.counts: Counter[str] = Counter()
         self._stats = self.connector.get_kv_connector_stats
@@ -178,6 +190,10 @@ class Rig:
         self._said.times[fetch_id] = good, self.load_seconds, self.trouble
 
     def _load(self, job: LoadJob, good: int) -> None:
+        if job.lent is not None and self.lender is not None:
+            if self._borrow(job.lent, job):
+                return
+            good = len(job.hashes) // 32 if good else 0
         per_chunk = self.connector._scheduler._settings.chunk_tokens // self.block_tokens
         at, chunks = 0, self.fetched.pop(job.fetch_id) if job.fetch_id else self.pool.chunks
         for index in range(len(job.hashes) // 32):
@@ -201,6 +217,18 @@ class Rig:
         if not job.fetch_id:
             self._said.times[job.request_id] = good, self.load_seconds, self.trouble
 
+    def _borrow(self, lent: Lent, job: LoadJob) -> bool:
+        """Read blocks of another rig, if they are lent still."""
+        assert self.lender is not None
+        its = self.lender.lent.get(lent.slot)
+        if its is None or (its.token, its.digest) != (lent.token, lent.digest):
+            return False
+        for here, there in zip(job.block_ids, lent.block_ids, strict=True):
+            for token in range(self.block_tokens):
+                self.cells[here, token] = self.lender.cells[there, token]
+        self._said.loaded[job.request_id] = len(job.hashes) // 32
+        return True
+
     # ---------------------------------------------------------------- steps
 
     def step(self, drafts: random.Random | None = None) -> None:
@@ -213,7 +241,9 @@ class Rig:
         output = self.scheduler.schedule()
         self.in_flight.append((output, self.execute(output, drafts)))
         while len(self.in_flight) > self.ahead:
-            self.scheduler.update_from_output(*self.in_flight.pop(0))
+            outputs = self.scheduler.update_from_output(*self.in_flight.pop(0))
+            ended = [one for some in outputs.values() for one in some.outputs if one.kv_transfer_params is not None]
+            self.params.update({one.request_id: one.kv_transfer_params for one in ended})
 
     def execute(self, output: Any, drafts: random.Random | None = None) -> Any:
         """Do what a worker would do in this step, and return what it would."""
@@ -232,6 +262,7 @@ class Rig:
         for fetch_id in meta.dropped:
             assert self.fetches.pop(fetch_id, None) or self.fetched.pop(fetch_id, None) is not None
         self.fetches.update({job.fetch_id: job for job in meta.fetches})
+        self._lend(meta)
         said, self._said = self._said, MoonpoolWorkerMetadata()
         recving, self._recving = self._recving, set()
         failed, self._failed = self._failed, set()
@@ -243,6 +274,17 @@ class Rig:
                 finished_recving=recving, invalid_block_ids=failed, kv_connector_worker_meta=said
             ),
         )
+
+    def _lend(self, meta: Any) -> None:
+        self.lent.update({job.slot: job for job in meta.lending})
+        for slot in meta.wiping:
+            del self.lent[slot]
+            self._said.wiped[slot] = self.workers
+        self.holding.update({lent.token: lent for lent in meta.holding})
+        for token in meta.returning:
+            del self.holding[token]
+        self._said.renewed, self._said.returned = self.renewing, self.returning
+        self.renewing, self.returning = set(), set()
 
     def _contents(self, request: Any, tokens: list[int]) -> list[int]:
         """Return what the cells of these tokens have to hold."""
@@ -261,6 +303,10 @@ class Rig:
             numbers = self._contents(request, list(request.all_token_ids))
             for chunk, key in enumerate(side._keys.some(request, 0, side._keys.count(request))):
                 self.contents[key] = numbers[chunk * size : (chunk + 1) * size]
+            blocks, per_chunk = request.num_prompt_tokens // self.block_tokens, size // self.block_tokens
+            if blocks % per_chunk:
+                begin = blocks // per_chunk * size
+                self.contents[side._keys.of_blocks(request, blocks)] = numbers[begin : blocks * self.block_tokens]
 
     def _compute(self, name: str, output: Any, drafts: random.Random | None) -> list[int]:
         request = self.scheduler.requests[name]
@@ -327,6 +373,9 @@ class Rig:
         assert not self.fetches, "fetches for nobody"
         assert not self.fetched, "chunks in host memory for nobody"
         assert not side._loads.fetches._open
+        assert not side._leases.pending
+        assert not self.lent, "blocks that are lent to nobody"
+        assert not self.holding, "what is needed of other engines by nobody"
         assert not self.saves
 
     def wait_for_pool(self) -> None:

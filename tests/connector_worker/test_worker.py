@@ -19,13 +19,14 @@ from worker_testing.faults import held_in
 
 from moonpool.cluster import LocalCluster
 from moonpool.connector.layout import CacheLayoutError
+from moonpool.connector.lease_plan import digest_of
 from moonpool.connector.settings import ConnectorSettings
 from moonpool.connector.shards import ShardPlan
 from moonpool.store_client import ROOT
 
 need_vllm()
 
-from moonpool.connector.metadata import LoadJob, MoonpoolMetadata, SaveJob  # noqa: E402 - has vLLM's classes
+from moonpool.connector.metadata import LendJob, Lent, LoadJob, MoonpoolMetadata, SaveJob  # noqa: E402 - has vLLM's classes
 from moonpool.connector.stats import ConnectorPromMetrics, ConnectorStats  # noqa: E402 - has vLLM's classes
 from moonpool.connector.worker import WorkerSide  # noqa: E402 - has vLLM's classes
 
@@ -48,11 +49,11 @@ def step(worker: WorkerSide, metadata: MoonpoolMetadata) -> Any:
 
 
 def make_worker(
-    cluster: LocalCluster, namespace: str, own: Cache, plan: ShardPlan | None = None, **settings: Any
+    cluster: LocalCluster, namespace: str, own: Cache, plan: ShardPlan | None = None, rank: int = 0, **settings: Any
 ) -> WorkerSide:
     spec = types.SimpleNamespace(kv_cache_spec=types.SimpleNamespace(block_size=own.tokens))
     worker = WorkerSide(
-        types.SimpleNamespace(cache_config=types.SimpleNamespace()),
+        types.SimpleNamespace(cache_config=types.SimpleNamespace(), parallel_config=types.SimpleNamespace(rank=rank)),
         types.SimpleNamespace(num_blocks=own.blocks, kv_cache_groups=[spec], kv_cache_layout=own.layout),
         ConnectorSettings.load({"chunk_tokens": 2 * own.tokens, "staging_bytes": 1 << 20, **settings}),
         {"master": cluster.master, **cluster.client_options},
@@ -271,3 +272,28 @@ def test_a_worker_that_is_forgotten_leaves_no_thread(shared_cluster: LocalCluste
     del worker
     gc.collect()
     assert own() == before
+
+
+def test_a_worker_lends_wipes_and_hears_and_the_reader_gives_back(shared_cluster: LocalCluster, namespace: str) -> None:
+    first, second = cache().fill(5), cache()
+    lender = make_worker(shared_cluster, namespace, first, peer_listen="127.0.0.1:0")
+    reader = make_worker(shared_cluster, namespace, second)
+    try:
+        assert reader.place is None
+        place = lender.place
+        assert place is not None
+        digest = digest_of(b"k" * 32, [3, 4])
+        step(lender, MoonpoolMetadata(lending=[LendJob(7, b"t" * 16, digest)]))
+        lent = Lent(((place.address, place.incarnation),), 7, b"t" * 16, digest, [3, 4], 30.0)
+        job = LoadJob("r", b"".join(keys(1)), 0, [10, 11], True, 10.0, lent=lent)
+        begun = MoonpoolMetadata(loads=[job], holding=[lent])
+        finished, failed, *_ = run(reader, begun, lambda reported: bool(reported[0]))
+        assert (finished, failed) == ({"r"}, set())
+        assert second.chunk([10, 11]) == first.chunk([3, 4])
+        step(reader, MoonpoolMetadata(returning=[lent.token]))
+        said = run(lender, MoonpoolMetadata(), lambda reported: reported[3] is not None and bool(reported[3].returned))
+        assert said[3].returned == {lent.token}
+        assert step(lender, MoonpoolMetadata(wiping=[7]))[3].wiped == {7: 1}
+    finally:
+        lender.shutdown()
+        reader.shutdown()

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,11 +64,13 @@ class Answer:
         tokens: those that were generated so far.
         cached: how many tokens of the prompt were not computed.
         finished: why it ended; None: it has not, or was aborted.
+        params: for the engine that goes on with it.
     """
 
     tokens: list[int] = field(default_factory=list)
     cached: int = 0
     finished: str | None = None
+    params: dict[str, Any] | None = None
 
 
 def links(connector: Any) -> list[PoolLink]:
@@ -131,8 +135,11 @@ class Engine:
         self.answers: dict[str, Answer] = {}
         self._ids: dict[str, str] = {}
         self._count = 0
-        if connector is not None and connected:
-            self.run(self._is_connected)
+        self._counts: Counter[str] = Counter()
+        if connector is not None:
+            self._listen_to_counts()
+            if connected:
+                self.run(self._is_connected)
 
     @property
     def core(self) -> Any:
@@ -167,17 +174,61 @@ class Engine:
             return True
         return all(link.client is not None for link in links(self.connector) + links(self.worker_connector))
 
-    def add(self, prompt: Iterable[int], tokens: int = 8, *, name: str | None = None, salt: str | None = None) -> str:
-        """Add a request that generates so many tokens, and return its name."""
+    @property
+    def has_work(self) -> bool:
+        """Whether there is something to do in a step."""
+        if hasattr(self.engine.engine_core, "engine_core"):
+            return bool(self.scheduler.has_requests())
+        return bool(self.engine.has_unfinished_requests())
+
+    def counts(self) -> Counter[str]:
+        """Return what both sides of the connector have counted since the last time."""
+        for side in (self.connector, self.worker_connector):
+            side.get_kv_connector_stats()
+        counts, self._counts = self._counts, Counter()
+        return counts
+
+    def _listen_to_counts(self) -> None:
+        if not hasattr(self.engine.engine_core, "engine_core") or hasattr(self.connector, "_connectors"):
+            return
+
+        def listen(real: Callable[[], Any]) -> Any:
+            stats = real()
+            if stats is not None:
+                self._counts.update({name: value for name, value in stats.data.items() if isinstance(value, int)})
+            return stats
+
+        for side in (self.connector, self.worker_connector):
+            side.get_kv_connector_stats = functools.partial(listen, side.get_kv_connector_stats)
+
+    def add(
+        self,
+        prompt: Iterable[int],
+        tokens: int = 8,
+        *,
+        name: str | None = None,
+        salt: str | None = None,
+        params: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Add a request that generates so many tokens, and return its name.
+
+        Args:
+            prompt: its tokens.
+            tokens: how many it generates.
+            name: of the request.
+            salt: of its hashes.
+            params: `kv_transfer_params`.
+        """
         self._count += 1
         name = name or f"request-{self._count}"
         request: dict[str, Any] = {"prompt_token_ids": list(prompt)}
         if salt is not None:
             request["cache_salt"] = salt
         self.answers[name] = Answer()
-        self._ids[name] = self.engine.add_request(
-            name, request, SamplingParams(temperature=0, max_tokens=tokens, detokenize=False, ignore_eos=True)
-        )
+        sampling = SamplingParams(temperature=0, max_tokens=tokens, detokenize=False, ignore_eos=True)
+        if params is not None:
+            sampling.extra_args = {"kv_transfer_params": dict(params)}
+        self._ids[name] = self.engine.add_request(name, request, sampling)
         return name
 
     def abort(self, name: str) -> None:
@@ -198,6 +249,7 @@ class Engine:
             answer.tokens = list(output.outputs[0].token_ids)
             answer.cached = output.num_cached_tokens or 0
             answer.finished = output.outputs[0].finish_reason
+            answer.params = output.kv_transfer_params
         if not outputs and time.monotonic() - before < 1e-3:
             # As the core's own loop does when a step had nothing to compute.
             time.sleep(1e-3)
@@ -211,9 +263,16 @@ class Engine:
                 raise TimeoutError(f"still not so after {seconds} seconds: {states}")
             self.step()
 
-    def ask(self, *prompts: Iterable[int], tokens: int = 8, salt: str | None = None) -> list[Answer]:
-        """Run requests to their end, all at the same time."""
-        names = [self.add(prompt, tokens, salt=salt) for prompt in prompts]
+    def ask(
+        self,
+        *prompts: Iterable[int],
+        tokens: int = 8,
+        salt: str | None = None,
+        params: Sequence[Mapping[str, Any] | None] | None = None,
+    ) -> list[Answer]:
+        """Run requests to their end, all at the same time; each with `kv_transfer_params` of its own, or none."""
+        each = zip(prompts, params or [None] * len(prompts), strict=True)
+        names = [self.add(prompt, tokens, salt=salt, params=its) for prompt, its in each]
         self.run(lambda: all(self.answers[name].finished for name in names))
         return [self.answers[name] for name in names]
 

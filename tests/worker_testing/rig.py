@@ -13,7 +13,7 @@ from store_testing import keys
 
 from moonpool.cluster import LocalCluster
 from moonpool.connector.counting import Counts
-from moonpool.connector.jobs import LoadJob, SaveJob
+from moonpool.connector.jobs import Lent, LoadJob, SaveJob
 from moonpool.connector.layout import PagedCache
 from moonpool.connector.loading import Load, Loads
 from moonpool.connector.moving import Pool
@@ -45,14 +45,16 @@ class Rig:
         retry: float = 0.1,
         wait: bool = True,
         cache: Cache | None = None,
+        chunk_blocks: int = CHUNK_BLOCKS,
+        listen: str | None = None,
         **options: Any,
     ) -> None:
         self.cache = cache or Cache(blocks=64, heads=2, tokens=16, content=64)
         settings = StoreClientSettings.load({"master": cluster.master, **cluster.client_options, **options})
-        self.engine = engine = open_engine(settings)
+        self.engine = engine = open_engine(settings, listen)
         self.link = PoolLink(lambda: StoreClient(engine=engine, settings=settings), retry)
         pool = Pool(self.link, namespace, shard, shards)
-        self.paged = PagedCache(engine, self.cache.views(), self.cache.blocks, CHUNK_BLOCKS, self.cache.layout)
+        self.paged = PagedCache(engine, self.cache.views(), self.cache.blocks, chunk_blocks, self.cache.layout)
         self.counts = Counts()
         self.loads = Loads(engine, pool, self.paged, self.counts, threads=load_threads, staging_bytes=1 << 28)
         self.saves = Saves(
@@ -69,9 +71,11 @@ class Rig:
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
-    def save(self, hashes: Sequence[bytes], blocks: Sequence[int], parent: bytes = ROOT) -> int:
+    def save(
+        self, hashes: Sequence[bytes], blocks: Sequence[int], parent: bytes = ROOT, *, tail_blocks: int = 0
+    ) -> int:
         """Begin a save."""
-        job = SaveJob(next(self._jobs), "request", b"".join(hashes), parent, list(blocks))
+        job = SaveJob(next(self._jobs), "request", b"".join(hashes), parent, list(blocks), tail_blocks)
         self.saves.begin([job])
         return job.job_id
 
@@ -95,10 +99,14 @@ class Rig:
         begin_block: int = 0,
         request_id: str = "",
         timeout: float = 10.0,
+        tail_blocks: int = 0,
+        lent: Lent | None = None,
     ) -> Load:
         """Begin a load."""
         request_id = request_id or f"request-{next(self._jobs)}"
-        job = LoadJob(request_id, b"".join(hashes), begin_block, list(blocks), True, timeout)
+        job = LoadJob(
+            request_id, b"".join(hashes), begin_block, list(blocks), True, timeout, tail_blocks=tail_blocks, lent=lent
+        )
         (load,) = self.loads.begin([job])
         return load
 
