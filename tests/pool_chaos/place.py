@@ -209,14 +209,9 @@ class Place:
 
     def heal(self) -> list[str]:
         """Have every process run, whatever was done to it. Return which had ended unasked."""
-        gone = []
-        for name, pid in self.pids().items():
-            try:
-                os.kill(pid, signal.SIGCONT)
-            except ProcessLookupError:
-                gone.append(f"{name} had ended, and nobody had asked it to")
+        gone = [name for name, pid in self.pids().items() if not _goes_on(pid)]
         if gone:
-            return gone
+            return [f"{name} had ended, and nobody had asked it to" for name in gone]
         self.etcd.start()
         self.etcd.await_ready()
         running = self.pool.pids
@@ -244,3 +239,11 @@ class Place:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _goes_on(pid: int) -> bool:
+    try:
+        os.kill(pid, signal.SIGCONT)
+    except ProcessLookupError:
+        return False
+    return True
