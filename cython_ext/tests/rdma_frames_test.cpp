@@ -6,6 +6,7 @@
 
 #include <cstddef>
 
+#include "status.hpp"
 #include "support.hpp"
 
 namespace moonpool::rdma {
