@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-
 from fake_cuda import DeviceMemory, FakeCuda
+
 from moonpool.transfer_engine import MoonpoolError, Region, TransferEngine
 from rdma_lab.inside import CUDA
 from rdma_lab.inside.pair import MIB, WAIT, Pair
