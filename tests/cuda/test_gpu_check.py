@@ -44,7 +44,7 @@ def test_every_part_is_made_and_reported(tmp_path: Path) -> None:
         assert lines[name]["result"] == "passed" or lines[name]["detail"], lines[name]
     rows = [row["row"] for row in found["rows"]]
     assert {row.partition(",")[0] for row in rows} >= {"gather", "scatter", "gather to host", "scatter from host"}
-    assert {"H2D 1 MiB", "D2H 1 MiB", "between processes 1 MiB"} <= set(rows)
+    assert {"H2D 1MiB", "D2H 1MiB", "between processes 1MiB"} <= set(rows)
     assert found["passed"]
     text = report.read_text("utf-8")
     assert "**PASSED**" in text
