@@ -81,6 +81,7 @@ TEST(EngineFork, AChildIsToldAndTheParentGoesOn) {
     expect_forked(mp_testing_set_faults(source.get(), &faults, &error));
     expect_forked(mp_testing_faults_made(source.get(), &made, &error));
     // Those without a status answer too, and do not wait for locks of threads that exist in the parent only.
+    mp_region_location(region.get(), nullptr, 0);
     mp_peer_info info;
     mp_peer_get_info(peer.get(), &info);
     mp_peer_list_regions(peer.get(), nullptr, 0);

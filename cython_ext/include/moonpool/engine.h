@@ -184,9 +184,10 @@ MP_API mp_status mp_region_allocate(mp_engine *engine, uint64_t nbytes, const ch
 /* The memory must stay valid until mp_region_release succeeded or the engine is closed. */
 MP_API mp_status mp_region_register(mp_engine *engine, void *address, uint64_t nbytes, const char *name, uint32_t flags,
                                     mp_region **region, mp_error *error);
-/* The same for memory of GPU `device` (its CUDA ordinal; MP_CUDA_ANY: whichever it is), also managed memory. Host memory,
- * and memory of another device, is MP_INVALID_ARGUMENT. No context is made: the one that the memory belongs to is used.
- * Memory that is freed before the region is released is noticed, and its transfers fail with MP_REGION_RELEASED. */
+/* The same for memory of GPU `device` (its CUDA ordinal; MP_CUDA_ANY: whichever it is), also managed memory. Host
+ * memory, and memory of another device, is MP_INVALID_ARGUMENT. No context is made: the one that the memory belongs to
+ * is used. Memory that is freed before the region is released is noticed, and its transfers fail with
+ * MP_REGION_RELEASED. */
 MP_API mp_status mp_region_register_cuda(mp_engine *engine, void *address, uint64_t nbytes, int32_t device,
                                          const char *name, uint32_t flags, mp_region **region, mp_error *error);
 /* The kind of the memory that `nbytes` bytes at `address` lie in, and its device (-1: none). Needs no engine. Opens the
@@ -370,8 +371,8 @@ MP_API mp_status mp_copy_batch(void *target, uint64_t target_bytes, const int64_
                                size_t lengths_stride, size_t count, size_t *bad);
 
 /* The same where one side, or both, are memory of a GPU: `target_region` or `source_region` is a region of it, and the
- * memory beside it is not looked at; with NULL that memory, of the host, is the side. Ranges are copied in any order, in
- * a number of driver calls that does not grow with `count` but with the bytes. Host memory that is not pinned passes
+ * memory beside it is not looked at; with NULL that memory, of the host, is the side. Ranges are copied in any order,
+ * in a number of driver calls that does not grow with `count` but with the bytes. Host memory that is not pinned passes
  * through that of the engine. Not ordered with any stream of the caller. MP_DEADLINE: a GPU that made no progress for
  * progress_timeout_ms; the regions stay in use until it has. */
 MP_API mp_status mp_region_copy_batch(mp_region *target_region, void *target, uint64_t target_bytes,
