@@ -6,6 +6,7 @@
 
 #include <cstddef>
 
+#include "status.hpp"
 #include "support.hpp"
 
 namespace moonpool::rdma {
@@ -244,7 +245,7 @@ TEST(RdmaOffer, WhatIsMalformedIsNotTaken) {
   }
   EXPECT_FALSE(decode_offer(good + "x", &taken));
   std::string version = good;
-  version[0] = 2;
+  version[0] = 3;
   EXPECT_FALSE(decode_offer(version, &taken));
   EXPECT_FALSE(decode_offer(encode_offer(std::vector<RailOffer>(kRailsMax + 1)), &taken));
 }

@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 
+#include "status.hpp"
 #include "support.hpp"
 
 namespace moonpool::shm {

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import fake_cuda
+
 from rdma_lab import image
 from rdma_lab.cpio import Archive
 from rdma_lab.inside import CUDA

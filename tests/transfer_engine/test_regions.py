@@ -8,7 +8,7 @@ import ctypes
 import gc
 import mmap
 import weakref
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -241,24 +241,8 @@ def test_torch_tensors(engine: TransferEngine) -> None:
         engine.register(torch.zeros(0))
     with pytest.raises(InvalidArgumentError, match="layout"):
         engine.register(torch.zeros(4, 4).to_sparse())
-    with pytest.raises(ArgumentTypeError, match="CPU"):
+    with pytest.raises(ArgumentTypeError, match="device meta"):
         engine.register(torch.zeros(4, device="meta"))
-
-
-class OnDevice:
-    __cuda_array_interface__: ClassVar = {
-        "data": (0x7F0000000000, False),
-        "shape": (4,),
-        "typestr": "<f4",
-        "version": 3,
-    }
-
-
-def test_gpu_memory_is_refused(engine: TransferEngine) -> None:
-    with pytest.raises(ArgumentTypeError) as caught:
-        engine.register(OnDevice())
-    assert "CPU memory only" in str(caught.value)
-    assert "t.cpu()" in caught.value.hint
 
 
 def test_memory_by_address(engine: TransferEngine) -> None:
@@ -275,7 +259,7 @@ def test_an_impossible_address_is_refused(engine: TransferEngine, source: tuple[
         engine.register(source)
 
 
-@pytest.mark.parametrize("source", [(), (4096,), (4096, 1, 2), ("a", 1), (4096.0, 1), (True, True)])
+@pytest.mark.parametrize("source", [(), (4096,), (4096, 1, "cuda:0", 2), ("a", 1), (4096.0, 1), (True, True)])
 def test_a_tuple_that_is_no_address_and_length(engine: TransferEngine, source: Any) -> None:
     with pytest.raises(ArgumentTypeError, match=r"\(address, nbytes\)"):
         engine.register(source)

@@ -41,7 +41,7 @@ class Frame(NamedTuple):
 
 @dataclass
 class Keys:
-    """Where a region is for the devices: `rkeys[i]` from byte i * piece_bytes on, each starting at `start`."""
+    """Where a region is for devices: byte x at `(start + x) % piece_bytes` of `rkeys[(start + x) // piece_bytes]`."""
 
     length: int
     piece_bytes: int
@@ -179,7 +179,7 @@ class StrangeServer:
 
         address = self._owner.address
         rail = RAIL.pack(socket.inet_pton(socket.AF_INET6, address.gid), 0, 1, 1, address.mtu)
-        blob = bytes([1, self._rails]) + rail * self._rails
+        blob = bytes([2, self._rails]) + rail * self._rails
         name = b"rdma"
         message(wire.OFFER, struct.pack("<I", len(name)) + name + struct.pack("<I", len(blob)) + blob)
         region = b"kv"
@@ -211,7 +211,7 @@ class StrangeServer:
             else:
                 assert (frame.kind, frame.key) == (FIND, 4711)
                 length = self.buffer.length
-                body = FOUND_HEAD.pack(length, 1 << 30, self.buffer.address, 1) + struct.pack("<I", self.buffer.rkey)
+                body = FOUND_HEAD.pack(length, 1 << 62, self.buffer.address, 1) + struct.pack("<I", self.buffer.rkey)
                 send_frame(sock, FOUND, body, key=frame.key)
 
     def say(self, *, rail: int, up: bool) -> None:

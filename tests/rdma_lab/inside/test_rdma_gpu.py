@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of GPUs on Soft-RoCE: of a stand-in driver, whose memory no processor can touch. The kernel takes it by its
-address, as it does with nvidia-peermem; a dma-buf of other memory it refuses.
+"""Memory of GPUs on Soft-RoCE: of a stand-in driver, whose memory no processor can touch.
+
+The kernel takes it by its address, as it does with nvidia-peermem; a dma-buf it refuses.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-
 from fake_cuda import DeviceMemory, FakeCuda
+
 from moonpool.transfer_engine import MoonpoolError, Region, TransferEngine
 from rdma_lab.inside import CUDA
 from rdma_lab.inside.pair import MIB, WAIT, Pair
