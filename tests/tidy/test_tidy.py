@@ -118,7 +118,6 @@ def test_every_call_with_a_handle_is_tried_in_a_forked_child() -> None:
         "mp_engine_incarnation",
         "mp_plan_count",
         "mp_region_get_info",
-        "mp_region_location",
         "mp_transfer_count",
     }
     native = ROOT / "cython_ext"
