@@ -47,9 +47,10 @@ def test_prompts_of_every_remainder_go_on_in_another_engine(
     llama: Path, shared_cluster: LocalCluster, plain: Plain, prefill: EngineProcess
 ) -> None:
     lengths = [CHUNK + blocks * BLOCK + more for blocks in range(5) for more in (0, 1, BLOCK - 1)] + [1, 31, 32, 33, 65]
+    prompts = [prompt(length, "remainder", length) for length in lengths]
+    expected = [plain(one, 4) for one in prompts]
+    # The last one reads nothing straight from the other engine, and gives nothing back.
     for load_mode, peer_reads in (("async", True), ("prefetch", True), ("layerwise", False)):
-        prompts = [prompt(length, "remainder", load_mode, peer_reads, length) for length in lengths]
-        expected = [plain(one, 4) for one in prompts]
         params = handed(prefill, *prompts)
         assert [bool(one) for one in params] == [length >= BLOCK for length in lengths]
         settings = {"load_mode": load_mode, "peer_reads": peer_reads, "handover_wait": 30.0}
@@ -70,6 +71,7 @@ def test_prompts_of_every_remainder_go_on_in_another_engine(
 def test_engines_that_are_killed_and_stopped_take_no_request_along(llama: Path, plain: Plain) -> None:
     """More of them: ``make soak-handover``."""
     with local_cluster(nodes=1, dram="64MiB") as cluster:
-        run = HandOverRun(llama, cluster, plain, seed=5, faults=50)
-        run.run(10)
+        run = HandOverRun(llama, cluster, plain, seed=57, faults=50)
+        run.run(8)
+    assert (run.done["stop handed over"], run.done["kill decoding"]) == (1, 1)
     assert run.done["handovers_taken"]

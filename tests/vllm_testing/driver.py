@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import os
 import queue
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -29,6 +31,7 @@ __all__ = ["EngineEndedError", "EngineProcess"]
 
 #: What vLLM takes to end, on a busy machine.
 _CLOSE_SECONDS = 180.0
+_WRITE_SECONDS = 5.0
 
 
 class EngineEndedError(RuntimeError):
@@ -113,7 +116,10 @@ class EngineProcess:
         """
         self._wait_until_ready()
         if timeout is not None and not select.select([self._replies], [], [], timeout)[0]:
-            raise TimeoutError(f"no answer in {timeout} seconds:\n{self.log[-6000:]}")
+            # It writes where each of its threads is.
+            self._process.send_signal(signal.SIGUSR1)
+            time.sleep(_WRITE_SECONDS)
+            raise TimeoutError(f"no answer in {timeout} seconds:\n{self.log[-12000:]}")
         answers: list[dict[str, Any]] = self._reply()["answers"]
         return answers
 
@@ -224,6 +230,7 @@ def _calls(engine: Engine) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     """Make the engine of the arguments, and do what standard input says until it ends."""
+    faulthandler.register(signal.SIGUSR1)
     replies = os.fdopen(int(sys.argv[1]), "w", encoding="utf-8")
     arguments = json.loads(sys.argv[2])
     from vllm_testing.engines import Engine
