@@ -23,9 +23,9 @@ struct Desc {
   uint64_t key;     // remote region
   uint64_t offset;  // in it
   uint64_t length;
-  uint32_t item;   // first item it belongs to
-  uint32_t items;  // how many it covers
-  bool on_device;  // `local` is memory of a device
+  uint32_t item;           // first item it belongs to
+  uint32_t items;          // how many it covers
+  bool on_device = false;  // `local` is memory of a device
 };
 
 class Transfer;

@@ -205,7 +205,7 @@ TEST(Config, UnknownTransportsAreRefusedWithTheChoice) {
     Config config;
     const Error error = resolve(raw, &config);
     EXPECT_EQ(error.code, MP_TRANSPORT_UNAVAILABLE) << text;
-    EXPECT_NE(error.hint.find("local, shm, rdma, tcp"), std::string::npos) << error.hint;
+    EXPECT_NE(error.hint.find("local, shm, cuda_ipc, rdma, tcp"), std::string::npos) << error.hint;
   }
   for (const char *text : {"", ",", "  ", "shm,,tcp", "tcp,", ",tcp", "shm, ,tcp"}) {
     mp_config raw = defaults();

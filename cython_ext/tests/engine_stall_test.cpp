@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Targets that stall, die or answer nonsense: a transfer ends with the first cause, and never with a wrong success.
+#include "status.hpp"
 #include "support_engine.hpp"
 #include "support_raw.hpp"
 

@@ -8,6 +8,7 @@
 #include <future>
 
 #include "auth.hpp"
+#include "status.hpp"
 #include "support_raw.hpp"
 
 namespace moonpool {
