@@ -45,13 +45,15 @@ Error DirectCopier::copy(std::vector<Piece> pieces, Reach reach, int64_t timeout
   if (result == kSuccess) {
     bool begun = false;
     result = copier_->enqueue(std::move(pieces), reach, lane->stream, &begun);
-    if (begun && driver_.event_record(lane->event, lane->stream) == kSuccess) {
+    if (begun) {
       // Part of a copy that could not be begun whole is waited for, too.
-      const Result ended = wait(lane->event, now_ns() + timeout_ns);
+      const Result recorded = driver_.event_record(lane->event, lane->stream);
+      const Result ended = wait(*lane, recorded == kSuccess, now_ns() + timeout_ns);
       if (ended == kNotReady) {
         *late = lane->stream;  // and nobody takes the lane again
         return make_error(MP_DEADLINE, "a copy in memory of a GPU makes no progress");
       }
+      if (result == kSuccess) result = recorded;
       if (result == kSuccess) result = ended;
     }
     give_back(lane);
@@ -90,11 +92,11 @@ void DirectCopier::give_back(Lane *lane) {
   returned_.notify_one();
 }
 
-// kNotReady: it was not there in time.
-Result DirectCopier::wait(Event event, int64_t until) const {
+// Without its event a copy has ended when its stream has nothing left. kNotReady: it was not there in time.
+Result DirectCopier::wait(const Lane &lane, bool recorded, int64_t until) const {
   const int64_t look_until = now_ns() + spin_ns_;
   for (int64_t pause = kFirstPauseNs;;) {
-    const Result result = driver_.event_query(event);
+    const Result result = recorded ? driver_.event_query(lane.event) : driver_.stream_query(lane.stream);
     const int64_t now = now_ns();
     if (result != kNotReady || now >= until) return result;
     if (now < look_until && ActiveThreads::may_look(true) && yield_core()) continue;

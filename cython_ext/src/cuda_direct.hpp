@@ -33,7 +33,7 @@ class DirectCopier {
 
   Result take(Lane **out);
   void give_back(Lane *lane);
-  Result wait(Event event, int64_t until) const;
+  Result wait(const Lane &lane, bool recorded, int64_t until) const;
 
   const std::shared_ptr<const DeviceMemory> memory_;  // keeps its context
   const Driver &driver_;

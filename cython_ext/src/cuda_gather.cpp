@@ -71,14 +71,14 @@ Result PieceCopier::enqueue(std::vector<Piece> pieces, Reach reach, Stream strea
 Result PieceCopier::enqueue_some(const Piece *pieces, size_t count, Reach reach, Stream stream, bool *begun) {
   if (count == 1) return one_by_one(pieces, count, stream, begun);
   const bool reaches = reach != Reach::kAnywhere;
-  if (reaches && is_small(pieces, count, reach) && has_kernel()) return launch(pieces, count, stream);
+  if (reaches && is_small(pieces, count, reach) && has_kernel()) return launch(pieces, count, stream, begun);
   if (driver_.copy_batch != nullptr) {
     const Result result = batch(pieces, count, stream);
     // A driver that has the call may still not have it for this device.
     if (result != kNotSupported) return result;
   }
   // A kernel is slow where pieces are not aligned, and still better than a call for each.
-  if (reaches && has_kernel()) return launch(pieces, count, stream);
+  if (reaches && has_kernel()) return launch(pieces, count, stream, begun);
   return one_by_one(pieces, count, stream, begun);
 }
 
@@ -104,7 +104,7 @@ Result PieceCopier::batch(const Piece *pieces, size_t count, Stream stream) {
   return driver_.copy_batch(to.data(), from.data(), nbytes.data(), count, &attributes, &first, 1, &failed, stream);
 }
 
-Result PieceCopier::launch(const Piece *pieces, size_t count, Stream stream) {
+Result PieceCopier::launch(const Piece *pieces, size_t count, Stream stream, bool *begun) {
   Table *table = nullptr;
   if (const Result result = take_table(count, &table); result != kSuccess) return result;
   std::memcpy(table->memory, pieces, count * sizeof(Piece));
@@ -112,10 +112,15 @@ Result PieceCopier::launch(const Piece *pieces, size_t count, Stream stream) {
   void *parameters[] = {&where};
   Result result = driver_.launch(function_, static_cast<unsigned>(count), blocks_of_piece(pieces, count), 1,
                                  kCopyThreads, 1, 1, 0, stream, parameters, nullptr);
-  if (result == kSuccess) result = driver_.event_record(table->read, stream);
+  const bool launched = result == kSuccess;
+  if (launched) {
+    *begun = true;
+    result = driver_.event_record(table->read, stream);
+  }
   {
     std::lock_guard lock(mutex_);
-    table->taken = false;
+    // A kernel of which nobody can tell when it has read its table keeps it.
+    table->taken = launched && result != kSuccess;
   }
   returned_.notify_one();
   return result;

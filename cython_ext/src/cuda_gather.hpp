@@ -54,7 +54,7 @@ class PieceCopier {
   };
 
   Result enqueue_some(const Piece *pieces, size_t count, Reach reach, Stream stream, bool *begun);
-  Result launch(const Piece *pieces, size_t count, Stream stream);
+  Result launch(const Piece *pieces, size_t count, Stream stream, bool *begun);
   Result batch(const Piece *pieces, size_t count, Stream stream);
   Result one_by_one(const Piece *pieces, size_t count, Stream stream, bool *begun);
   bool has_kernel();

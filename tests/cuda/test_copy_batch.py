@@ -147,6 +147,24 @@ def test_a_gpu_that_makes_no_progress_is_not_waited_for(cuda: FakeCuda, open_cud
         assert caught.value.code == "REGION_BUSY"
 
 
+@pytest.mark.parametrize("count", [1, 64])
+def test_a_copy_without_an_event_to_go_by_is_an_error_and_has_ended(
+    cuda: FakeCuda, open_cuda_engine: OpenEngine, count: int
+) -> None:
+    engine = open_cuda_engine()
+    one, two = (engine.register(cuda.memory(pattern(SIZE, seed))) for seed in (1, 2))
+    in_cache, in_chunk = blocks(count, 1024)
+    cuda.set("delay_us=50000;fail=cuEventRecord:1:400")
+    with pytest.raises(CudaError, match="INVALID_HANDLE"):
+        copy_batch(one, in_chunk, two, in_cache, 1024)
+    seen = cuda.peek(one.address, SIZE)
+    one.release()
+    cuda.set("delay_us=0")
+    copy_batch(two, 0, two, 1024, 1024)
+    # Nothing came later than the error.
+    assert cuda.peek(one.address, SIZE) == seen
+
+
 def test_a_dead_context_fails_what_uses_it(cuda: FakeCuda, open_cuda_engine: OpenEngine) -> None:
     engine = open_cuda_engine()
     one, two = (engine.register(cuda.memory(bytes(64))) for _ in range(2))
