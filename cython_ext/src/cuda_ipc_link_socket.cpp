@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 
 #include "cuda_ipc_link.hpp"
 #include "engine.hpp"
@@ -38,39 +37,23 @@ void CudaIpcLink::on_events(uint32_t) {
 bool CudaIpcLink::receive_locked(Todo *todo) {
   if (todo->fault) return false;
   char buffer[kReceiveBytes];
-  iovec piece{buffer, sizeof buffer};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
-  msghdr message{};
-  message.msg_iov = &piece;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof control;
-  const ssize_t n = recvmsg(fd(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-  const int err = errno;
-  if (n < 0 && (err == EAGAIN || err == EINTR)) return false;
-  if (n <= 0) {
+  bool lost = false;
+  const Step step = receive_with_fds(fd(), buffer, sizeof buffer, &fds_, &lost);
+  if (step.kind == Step::kBlocked) return false;
+  if (step.kind != Step::kMoved) {
     todo->fault = make_error(MP_PEER_LOST, "the Unix socket to the peer broke");
-    todo->fault.cause = n == 0 ? "closed by the peer" : errno_text(err);
+    todo->fault.cause = step.kind == Step::kEnded ? "closed by the peer" : errno_text(step.err);
     return false;
   }
-  in_.append(buffer, static_cast<size_t>(n));
-  for (cmsghdr *header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
-    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
-    for (size_t at = 0; at + sizeof(int) <= header->cmsg_len - CMSG_LEN(0); at += sizeof(int)) {
-      int number;
-      std::memcpy(&number, CMSG_DATA(header) + at, sizeof number);
-      fds_.emplace_back(number);
-    }
-  }
+  in_.append(buffer, step.bytes);
   progress_at_ = now_ns();
-  if ((message.msg_flags & MSG_CTRUNC) != 0) {
+  if (lost) {
     todo->fault = make_error(MP_LIMIT, "this process has no descriptor left for memory of the peer",
                              "close files, or raise `ulimit -n`");
-    return false;
+  } else if (fds_.size() > kDescriptorsMax) {
+    todo->fault = make_error(MP_PROTOCOL, "the peer sent descriptors that nobody asked for");
   }
-  if (fds_.size() <= kDescriptorsMax) return true;
-  todo->fault = make_error(MP_PROTOCOL, "the peer sent descriptors that nobody asked for");
-  return false;
+  return !todo->fault;
 }
 
 void CudaIpcLink::parse_locked(Todo *todo) {

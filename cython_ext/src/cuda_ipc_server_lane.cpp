@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 
 #include "cuda_ipc_memory.hpp"
 #include "engine.hpp"
@@ -270,22 +269,7 @@ void CudaIpcServerLane::flush_locked() {
 
 // False when nothing more goes now.
 bool CudaIpcServerLane::send_locked(Outgoing *next) {
-  iovec piece{next->bytes.data(), next->bytes.size()};
-  msghdr message{};
-  message.msg_iov = &piece;
-  message.msg_iovlen = 1;
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  if (next->fd != nullptr) {
-    message.msg_control = control;
-    message.msg_controllen = sizeof control;
-    cmsghdr *header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof(int));
-    const int number = next->fd->get();
-    std::memcpy(CMSG_DATA(header), &number, sizeof number);
-  }
-  const ssize_t sent = sendmsg(fd(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+  const ssize_t sent = send_with_fd(fd(), next->bytes, next->fd.get());
   if (sent >= 0) {
     next->fd.reset();
     next->bytes.erase(0, static_cast<size_t>(sent));

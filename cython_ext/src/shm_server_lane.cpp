@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 
 #include "digest.hpp"
 #include "engine.hpp"
@@ -253,22 +252,7 @@ void ShmServerLane::queue_locked(const shm::CopyResponse &response, std::shared_
 void ShmServerLane::flush_locked() {
   while (!out_.empty()) {
     Outgoing &next = out_.front();
-    iovec piece{next.bytes.data(), next.bytes.size()};
-    msghdr message{};
-    message.msg_iov = &piece;
-    message.msg_iovlen = 1;
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-    if (next.fd != nullptr) {
-      message.msg_control = control;
-      message.msg_controllen = sizeof control;
-      cmsghdr *header = CMSG_FIRSTHDR(&message);
-      header->cmsg_level = SOL_SOCKET;
-      header->cmsg_type = SCM_RIGHTS;
-      header->cmsg_len = CMSG_LEN(sizeof(int));
-      const int number = next.fd->get();
-      std::memcpy(CMSG_DATA(header), &number, sizeof number);
-    }
-    const ssize_t sent = sendmsg(fd(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    const ssize_t sent = send_with_fd(fd(), next.bytes, next.fd.get());
     if (sent < 0) {
       if (errno == EAGAIN || errno == EINTR) break;
       if (refuse_locked(&next)) continue;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 
 #include "digest.hpp"
 
@@ -24,6 +25,47 @@ Step classify(ssize_t n) {
 }  // namespace
 
 Step receive_bytes(int fd, void *out, size_t n) { return classify(recv(fd, out, n, MSG_DONTWAIT)); }
+
+Step receive_with_fds(int fd, void *out, size_t n, std::deque<Fd> *fds, bool *lost) {
+  iovec piece{out, n};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+  msghdr message{};
+  message.msg_iov = &piece;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  const Step step = classify(recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC));
+  if (step.kind != Step::kMoved) return step;
+  for (cmsghdr *header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
+    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+    for (size_t at = 0; at + sizeof(int) <= header->cmsg_len - CMSG_LEN(0); at += sizeof(int)) {
+      int number;
+      std::memcpy(&number, CMSG_DATA(header) + at, sizeof number);
+      fds->emplace_back(number);
+    }
+  }
+  *lost = (message.msg_flags & MSG_CTRUNC) != 0;
+  return step;
+}
+
+ssize_t send_with_fd(int fd, const std::string &bytes, const Fd *passed) {
+  iovec piece{const_cast<char *>(bytes.data()), bytes.size()};
+  msghdr message{};
+  message.msg_iov = &piece;
+  message.msg_iovlen = 1;
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  if (passed != nullptr) {
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+    cmsghdr *header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof(int));
+    const int number = passed->get();
+    std::memcpy(CMSG_DATA(header), &number, sizeof number);
+  }
+  return sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
 
 void send_bytes(int fd, std::string *bytes) {
   while (!bytes->empty()) {

@@ -6,8 +6,11 @@
 #include <sys/uio.h>
 
 #include <cstdint>
+#include <deque>
 #include <string>
 #include <vector>
+
+#include "system.hpp"
 
 namespace moonpool {
 
@@ -18,6 +21,11 @@ struct Step {
 };
 
 Step receive_bytes(int fd, void *out, size_t n);
+// The same over a Unix socket. Descriptors that come along are added to `fds`; `*lost`: this process had no room for
+// one.
+Step receive_with_fds(int fd, void *out, size_t n, std::deque<Fd> *fds, bool *lost);
+// As send(), over a Unix socket, with a descriptor unless `passed` is nullptr.
+ssize_t send_with_fd(int fd, const std::string &bytes, const Fd *passed);
 // Takes off `bytes` what the socket takes now. A broken socket takes nothing; receiving reports it.
 void send_bytes(int fd, std::string *bytes);
 
