@@ -112,8 +112,8 @@ void Stager::start_locked() {
 
 void Stager::begin_close(int64_t until) {
   std::lock_guard lock(mutex_);
+  if (!closing_) until_ = until;  // who joins later shortens nobody's time
   closing_ = true;
-  until_ = until;
   changed_.notify_one();
 }
 

@@ -190,3 +190,18 @@ def test_pinned_memory_that_makes_no_progress_is_not_waited_for(cuda: FakeCuda, 
         assert caught.value.code == "REGION_BUSY"
     # And it goes on.
     copy_batch(host, 0, gpu, 0, len(host))
+
+
+def test_copies_that_were_late_and_end_while_the_engine_closes_leave_nothing(
+    cuda: FakeCuda, open_cuda_engine: OpenEngine
+) -> None:
+    engine = open_cuda_engine(progress_timeout=1.0, cuda_staging_bytes=16 << 20)
+    gpu, host = engine.register(cuda.memory(bytes(6 << 20))), bytearray(6 << 20)
+    # So that there is pinned memory already.
+    copy_batch(host, 0, gpu, 0, 1)
+    with cuda.held(), pytest.raises(TimeoutError, match="no progress"):
+        copy_batch(gpu, 0, host, 0, len(host))
+    cuda.set("delay_us=20000")
+    engine.close()
+    # What the fixture looks at.
+    assert cuda.alive("pinned") == 0
