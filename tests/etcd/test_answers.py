@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import grpc
 import pytest
 from etcd_testing import SECONDS, put, read, slots
 from master_testing import eventually
@@ -131,6 +132,39 @@ def test_what_was_late_finds_the_mark_moved(
     late = asyncio.run_coroutine_threadsafe(attempt(members, "Txn", request), store._loop).result(SECONDS)
     assert not late.succeeded
     assert read(store) == {1: b"second"}
+
+
+@pytest.mark.parametrize("carried_out", [True, False])
+def test_what_is_refused_for_want_of_space_is_looked_for(
+    etcd_options: Callable[..., EtcdOptions], opened: Open, monkeypatch: pytest.MonkeyPatch, carried_out: bool
+) -> None:
+    """Where there is no space etcd says so also of the change that took the last of it, which is there then."""
+    store = opened(etcd_options())
+    before = dict.fromkeys(range(3), b"before")
+    put(store, before).result(SECONDS)
+    attempt = Members.attempt
+    refused: list[str] = []
+
+    async def refuse(members: Members, method: str, request: Any) -> Any:
+        if method != "Txn":
+            return await attempt(members, method, request)
+        if carried_out:
+            await attempt(members, method, request)
+        refused.append(method)
+        raise RefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, "etcdserver: mvcc: database space exceeded")
+
+    monkeypatch.setattr(Members, "attempt", refuse)
+    changes = [put(store, {1: b"after", 7: b"new"}), store.apply(b"", b"", slots(2))]
+    errors = [change.exception(SECONDS) for change in changes]
+    monkeypatch.undo()
+    assert len(refused) == 2
+    if carried_out:
+        assert errors == [None, None]
+        assert read(store) == {0: b"before", 1: b"after", 7: b"new"}
+    else:
+        assert all(isinstance(error, StoreUnavailableError) for error in errors)
+        assert not any(isinstance(error, StoreLostError) for error in errors)
+        assert read(store) == before
 
 
 def test_without_answers_what_was_not_sent_is_refused_and_what_was_sent_is_not_known(

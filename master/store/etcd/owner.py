@@ -213,12 +213,14 @@ class Owner:
             except UnansweredError:
                 await self._members.pause()
             except RefusedError as error:
+                if error.busy:
+                    await self._members.pause()
+                    continue
+                if await self._are_there(changes):
+                    return True
                 if error.full:
                     return False
-                if not error.busy:
-                    raise
-                await self._members.pause()
-                continue
+                raise
             except StoreDamagedError as error:
                 raise self.give_up(error) from error
             await self.fence(mark)
@@ -238,6 +240,30 @@ class Owner:
                 put.value = value
         reply = await self._members.attempt("Txn", request)
         return bool(reply.succeeded)
+
+    async def _are_there(self, changes: Sequence[Change]) -> bool:
+        """Return whether changes that were refused have been carried out, which is all of them or none.
+
+        etcd says that it has no space also of the change that took the last of it. And what is refused may have been
+        carried out by an attempt before, of which the answer was lost.
+        """
+        try:
+            for key, value in changes:
+                found = await self._look(key)
+                if (None if found is None else found.value) != value:
+                    return False
+        except (RefusedError, StoreDamagedError) as error:
+            raise self.give_up(error) from error
+        return True
+
+    async def _look(self, key: bytes) -> Any:
+        """Return a key with its value, or None. It takes as long as it takes, as long as this one may lead."""
+        while self.lost is None:
+            with contextlib.suppress(UnansweredError):
+                reply = await self._members.attempt("Range", self._rpc.RangeRequest(key=key))
+                return reply.kvs[0] if reply.kvs else None
+            await self._members.pause()
+        raise self.lost
 
     async def fence(self, mark: int) -> None:
         """See that nothing is carried out any more that was asked for under `mark`, and that this one leads.
