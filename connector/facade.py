@@ -61,6 +61,11 @@ class MoonpoolConnector(KVConnectorBase_V1, SupportsHMA):
             facts = facts_of(vllm_config, kv_cache_config, settings, layout)
             identity = Identity(str(vllm_config.kv_transfer_config.engine_id), namespace, facts)
             self._scheduler = SchedulerSide(vllm_config, settings, store, identity)
+            try:
+                self._scheduler.check_others()
+            except ConfigError:
+                self._scheduler.shutdown()
+                raise
         else:
             plan = shard_plan(vllm_config, kv_cache_config)
             self._worker = WorkerSide(vllm_config, kv_cache_config, settings, store, namespace, plan)

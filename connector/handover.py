@@ -18,7 +18,7 @@ from moonpool.connector.jobs import TOKEN_BYTES, Lent
 from moonpool.connector.lease_plan import digest_of
 from moonpool.errors import MoonpoolError
 
-__all__ = ["HandOver", "HandOverRefusedError", "Identity", "is_asked_for", "offered", "taken"]
+__all__ = ["HandOver", "HandOverRefusedError", "Identity", "difference", "is_asked_for", "offered", "taken"]
 
 _WANTED: Final = "do_remote_decode"
 _GIVEN: Final = "do_remote_prefill"
@@ -130,7 +130,7 @@ def taken(request: Any, identity: Identity, block_tokens: int, wait: float) -> H
     if digest != identity.digest:
         engine = str(params.get(_ENGINE))[:64]
         raise HandOverRefusedError(
-            f"the prefill engine {engine!r} has KV of another form: {_difference(facts, identity)}",
+            f"the prefill engine {engine!r} has KV of another form: {difference(facts, identity)}",
             hint="two engines that are set up alike",
         )
     blocks = min(min(tokens, request.num_prompt_tokens) // block_tokens, len(request.block_hashes))
@@ -157,7 +157,8 @@ def _lent(params: Mapping[str, Any], key: bytes, blocks: int) -> Lent | None:
     return Lent(peers, slot, token, digest, block_ids, max(seconds, _LEASE_MIN)) if good else None
 
 
-def _difference(facts: Any, identity: Identity) -> str:
+def difference(facts: Any, identity: Identity) -> str:
+    """Return in what another engine, which has said these facts, and this one differ."""
     there = facts if isinstance(facts, Mapping) else {}
     different = [
         f"{name} is {str(there[name])[:64]} there and {its} here"

@@ -33,6 +33,7 @@ class PoolLink:
         self._client: StoreClient | None = None
         self._away_until = 0.0
         self._closing = threading.Event()
+        self._made = threading.Event()
         self._said = False
         self._thread = threading.Thread(target=self._connect, name="moonpool-pool-link", daemon=True)
         self._thread.start()
@@ -41,6 +42,11 @@ class PoolLink:
     def client(self) -> StoreClient | None:
         """The client; None while the pool is away."""
         return None if time.monotonic() < self._away_until else self._client
+
+    def wait(self, seconds: float) -> StoreClient | None:
+        """Wait until there is a client, and return it; None: there is none by then."""
+        self._made.wait(seconds)
+        return self.client
 
     def failed(self, error: MoonpoolError) -> None:
         """A call was not answered: the pool is away for `retry` seconds."""
@@ -70,6 +76,7 @@ class PoolLink:
     def _try(self) -> bool:
         try:
             self._client = self._make()
+            self._made.set()
         except MoonpoolError as error:
             self.failed(error)
             return False

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from moonpool.connector import compat, handover
+from moonpool.connector import compat, handover, roster
 from moonpool.connector.events import Events
 from moonpool.connector.handover import HandOver, HandOverRefusedError, Identity
 from moonpool.connector.keys import Keys, Known
@@ -61,7 +61,10 @@ class SchedulerSide:
         self._known = Known(settings.known_max)
         self._events = Events(bool(kv_events and kv_events.enable_kv_cache_events), block_tokens, blocks)
         options = StoreClientSettings.load(store)
-        self._link = PoolLink(lambda: _client(store), settings.retry)
+        self._role = str(transfer.kv_role)
+        self._compares = settings.handover_check > 0 and roster.is_of_one_role(self._role)
+        entry = (roster.roster_of(identity), roster.entry_of(identity, self._role)) if self._compares else None
+        self._link = PoolLink(lambda: _client(store, entry), settings.retry)
         self._lookups = Lookups(
             self._link,
             identity.namespace,
@@ -84,6 +87,16 @@ class SchedulerSide:
             self._counts,
             self._events,
         )
+
+    def check_others(self) -> None:
+        """See when the engine starts whether it fits the engines that it would work with, where the pool knows.
+
+        Raises:
+            ConfigError: there are some, and it fits none of them.
+        """
+        client = self._link.wait(self._settings.handover_check) if self._compares else None
+        if client is not None:
+            roster.check_others(self._identity, self._role, client.roster)
 
     # ---------------------------------------------------------------- requests
 
@@ -289,8 +302,7 @@ class SchedulerSide:
         return self._saving and not tracked.barred and computed > tracked.admitted
 
 
-def _client(store: Mapping[str, Any]) -> StoreClient:
+def _client(store: Mapping[str, Any], entry: tuple[str, bytes] | None) -> StoreClient:
     # It only asks: it moves nothing, and never gets what it has found.
-    return StoreClient(
-        **{"name": "vllm-scheduler", **store, "staging_bytes": 1 << 20, "locations_max": 0, "threads": 1}
-    )
+    small = {"name": "vllm-scheduler", **store, "staging_bytes": 1 << 20, "locations_max": 0, "threads": 1}
+    return StoreClient(roster=entry, **small)

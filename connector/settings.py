@@ -79,6 +79,15 @@ class ConnectorSettings:
         minimum=0.0,
         maximum=_HOUR,
     )
+    handover_check: float = setting(
+        2.0,
+        "How long an engine of one role (kv_producer or kv_consumer) waits for the pool when it starts, to see whether "
+        "the engines of the other role that are there have KV of the same form. Where none has, it does not start. 0: "
+        "what another engine hands over is looked at request by request.",
+        unit="seconds",
+        minimum=0.0,
+        maximum=60.0,
+    )
     peer_listen: str | None = setting(
         None,
         "Address on which each worker accepts decode engines, such as 0.0.0.0:0, so that they read the KV of what is "

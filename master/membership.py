@@ -61,7 +61,7 @@ class MembershipCalls:
         outbox = session.outbox
         assert outbox is not None
         try:
-            yield self._welcome(await self._name(session, first.hello, requests))
+            yield self._welcome(session, await self._name(session, first.hello, requests))
             async for reply in self._converse(session, outbox, requests):
                 yield reply
         finally:
@@ -84,6 +84,7 @@ class MembershipCalls:
             except StoreUnavailableError:
                 core.end_session(session, "it could not be made durable")
                 raise
+        session.roster, session.entry = hello.roster, hello.entry
         session.seen_ms = now_ms()
         if session.outbox is not None:
             session.outbox.close()
@@ -133,9 +134,12 @@ class MembershipCalls:
             if pinned < len(statuses):
                 lost.add(held.pin)
 
-    def _welcome(self, lost: set[int]) -> pb.HeartbeatReply:
+    def _welcome(self, session: Session, lost: set[int]) -> pb.HeartbeatReply:
         welcome = pb.Welcome(
-            interval_ms=self._interval_ms, session_timeout_ms=round(self._timeout * 1000), lost_pins=sorted(lost)
+            interval_ms=self._interval_ms,
+            session_timeout_ms=round(self._timeout * 1000),
+            lost_pins=sorted(lost),
+            entries=self._core.sessions.entries_beside(session),
         )
         return pb.HeartbeatReply(header=self._core.header, welcome=welcome)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final
 
 from google.protobuf.message import Message
@@ -19,6 +20,9 @@ ID_BYTES: Final = 16
 #: Most pins of a session, of any number of chunks.
 PINS_MAX: Final = 65_536
 _NAME_MAX: Final = 255
+_ENTRY_MAX: Final = 4096
+#: Most entries of a roster that one session is told.
+_ENTRIES_MAX: Final = 64
 
 
 class Outbox:
@@ -59,6 +63,8 @@ class Session:
         incarnation: of its transfer engine: what nodes fence.
         owner: its number in the index; never given again by this master.
         seen_ms: when the last message came.
+        roster: sessions with the same one are told of each other; empty: of none.
+        entry: what they are told of this one.
         begin_until_ms: until then it may begin to write into what it was given.
         given_up: counts the moments at which writes of it were given up, so that a fence that was asked for before is
             not taken for one after.
@@ -78,6 +84,8 @@ class Session:
     incarnation: bytes
     owner: int
     seen_ms: int
+    roster: str = ""
+    entry: bytes = b""
     begin_until_ms: int = 0
     given_up: int = 0
     pins: dict[int, int] = field(default_factory=dict)
@@ -133,6 +141,13 @@ class Sessions:
         self.alive[made.id] = self.by_owner[made.owner] = made
         return made
 
+    def entries_beside(self, session: Session) -> list[bytes]:
+        """Return the entries of the others in its roster."""
+        if not session.roster:
+            return []
+        others = (one for one in self.alive.values() if one.roster == session.roster and one is not session)
+        return [one.entry for one in islice(others, _ENTRIES_MAX)]
+
     def end(self, session: Session) -> None:
         """Take it from those that are alive."""
         session.ended = True
@@ -159,5 +174,9 @@ def check_hello(hello: pb.Hello) -> None:
         raise InvalidRequestError(f"an incarnation of {len(hello.incarnation)} bytes", hint="16 bytes")
     if hello.kind not in (pb.CLIENT, pb.NODE):
         raise InvalidRequestError(f"a session of kind {hello.kind}", hint="CLIENT or NODE")
-    if len(hello.name) > _NAME_MAX or len(hello.host_id) > _NAME_MAX:
-        raise InvalidRequestError("a name or host id is too long", hint=f"at most {_NAME_MAX} characters")
+    if max(map(len, (hello.name, hello.host_id, hello.roster))) > _NAME_MAX:
+        raise InvalidRequestError("a name, host id or roster is too long", hint=f"at most {_NAME_MAX} characters")
+    if len(hello.entry) > _ENTRY_MAX:
+        raise InvalidRequestError(
+            f"an entry of {len(hello.entry)} bytes in a roster", hint=f"at most {_ENTRY_MAX} bytes"
+        )

@@ -21,6 +21,7 @@ __all__ = [
     "checked_ranges",
     "checked_region",
     "checked_replicas",
+    "checked_roster",
     "checked_segment",
     "checked_shard",
     "checked_shards",
@@ -36,7 +37,9 @@ T = TypeVar("T")
 SHARDS_MAX: Final = 1024
 _REPLICAS_MAX: Final = 8
 _SEGMENT_MAX: Final = 0xFFFFFFFE
-_NAMESPACE_MAX: Final = 255
+_NAME_MAX: Final = 255
+# Of a roster; the master has the same bound.
+_ENTRY_MAX: Final = 4096
 # Milliseconds travel as whole numbers, and 0 would mean none.
 _LEASE_MIN: Final = 0.001
 _LEASE_MAX: Final = 3600.0
@@ -50,16 +53,36 @@ def checked_namespace(namespace: Any) -> str:
     Raises:
         StoreArgumentError: it is not 1 to 255 bytes of text.
     """
-    hint = f"text of 1 to {_NAMESPACE_MAX} bytes of UTF-8"
-    if not isinstance(namespace, str):
-        raise StoreArgumentError(f"namespace is a {type(namespace).__name__}", hint=hint)
+    return _checked_name(namespace, "namespace")
+
+
+def checked_roster(roster: Any) -> tuple[str, bytes] | None:
+    """Return the name of a roster and an entry in it, or None.
+
+    Raises:
+        StoreArgumentError: it is something else.
+    """
+    if roster is None:
+        return None
+    hint = f"None, or a name and bytes, {_ENTRY_MAX} at most"
+    if not isinstance(roster, tuple) or len(roster) != 2 or not isinstance(roster[1], bytes):
+        raise StoreArgumentError(f"roster is a {type(roster).__name__}", hint=hint)
+    if len(roster[1]) > _ENTRY_MAX:
+        raise StoreArgumentError(f"the entry in the roster has {len(roster[1])} bytes", hint=hint)
+    return _checked_name(roster[0], "roster"), roster[1]
+
+
+def _checked_name(name: Any, what: str) -> str:
+    hint = f"text of 1 to {_NAME_MAX} bytes of UTF-8"
+    if not isinstance(name, str):
+        raise StoreArgumentError(f"{what} is a {type(name).__name__}", hint=hint)
     try:
-        nbytes = len(namespace.encode())
+        nbytes = len(name.encode())
     except UnicodeEncodeError as error:  # half of a surrogate pair
-        raise StoreArgumentError("namespace is no Unicode text", cause=str(error), hint=hint) from None
-    if not 1 <= nbytes <= _NAMESPACE_MAX:
-        raise StoreArgumentError(f"namespace has {nbytes} bytes", hint=hint)
-    return namespace
+        raise StoreArgumentError(f"{what} is no Unicode text", cause=str(error), hint=hint) from None
+    if not 1 <= nbytes <= _NAME_MAX:
+        raise StoreArgumentError(f"{what} has {nbytes} bytes", hint=hint)
+    return name
 
 
 def packed_hashes(hashes: Hashes) -> bytes:

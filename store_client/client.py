@@ -18,6 +18,7 @@ from moonpool.store_client.arguments import (
     checked_namespace,
     checked_ranges,
     checked_replicas,
+    checked_roster,
     checked_shard,
     checked_shards,
     packed_hashes,
@@ -63,6 +64,8 @@ class StoreClient(Asking):
         master: ``"host:port"``; None: the setting `master`.
         engine: an open engine to use, such as the one whose regions hold the KV blocks. None: one of its own.
         settings: every setting at once. Excludes `options`.
+        roster: the name of a roster, and what those who open a client with the same name are told of this one, 4 KiB at
+            most. None: it is in none.
         options: single settings by name, see `StoreClientSettings`.
 
     Raises:
@@ -80,6 +83,7 @@ class StoreClient(Asking):
         *,
         engine: TransferEngine | None = None,
         settings: StoreClientSettings | None = None,
+        roster: tuple[str, bytes] | None = None,
         **options: Any,
     ) -> None:
         if settings is None:
@@ -88,7 +92,7 @@ class StoreClient(Asking):
             raise StoreArgumentError(
                 "settings= was given together with others", hint="dataclasses.replace(settings, ...)"
             )
-        self._core = Core(settings, engine)
+        self._core = Core(settings, engine, checked_roster(roster))
         self._pool = ThreadPoolExecutor(settings.threads, thread_name_prefix="moonpool-store")
         self._waiting = threading.BoundedSemaphore(settings.pending_max)
         self._finalizer = weakref.finalize(self, _abandon, self._core, self._pool)
@@ -260,6 +264,14 @@ class StoreClient(Asking):
     def engine(self) -> TransferEngine:
         """The engine in use: memory that it has registered or allocated needs no staging."""
         return self._core.engine
+
+    @property
+    def roster(self) -> tuple[bytes, ...]:
+        """What those say of themselves that were in its roster when its session was opened last, 64 at most.
+
+        One that was killed counts for as long as its session lasts.
+        """
+        return self._core.session.entries
 
     def allocate(self, nbytes: int) -> Region:
         """Allocate registered memory for values and destinations."""

@@ -96,7 +96,9 @@ class Job:
 class Core:
     """See the module. Thread-safe."""
 
-    def __init__(self, settings: StoreClientSettings, engine: TransferEngine | None) -> None:
+    def __init__(
+        self, settings: StoreClientSettings, engine: TransferEngine | None, roster: tuple[str, bytes] | None
+    ) -> None:
         self.settings = settings
         self.counters: Counter[str] = Counter()
         self._own_engine = engine is None
@@ -110,7 +112,9 @@ class Core:
         try:
             self.link = MasterLink(settings.master, settings.secret, Tls.of(settings))
             self.host_id = settings.host_id or socket.gethostname()
-            self.session = Session(self.link, pb.CLIENT, settings.name, self.host_id, self.engine.incarnation)
+            self.session = Session(
+                self.link, pb.CLIENT, settings.name, self.host_id, self.engine.incarnation, roster=roster
+            )
             self.segments = SegmentTable(self.engine, self.link, settings.avoid, settings.connect_timeout)
             self.staging = StagingArea(self.engine, settings.staging_bytes)
             self.locations = Locations(settings.locations_max)

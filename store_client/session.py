@@ -43,6 +43,7 @@ class Session:
         name: for people.
         host_id: what tells hosts apart.
         incarnation: of the transfer engine, 32 hexadecimal digits.
+        roster: which sessions are told of each other, and what they are told of this one. None: of none.
         on_welcome: called on the session's thread after each Welcome. An exception ends the stream, which is opened
             again.
         on_fence: called on the session's thread; returns when the incarnation, given in hexadecimal, is cut off.
@@ -59,6 +60,7 @@ class Session:
         host_id: str,
         incarnation: str,
         *,
+        roster: tuple[str, bytes] | None = None,
         on_welcome: Callable[[Session], None] | None = None,
         on_fence: Callable[[str], None] | None = None,
         on_probe: Callable[[pb.Probe, Callable[[pb.ProbeDone], None]], None] | None = None,
@@ -69,6 +71,10 @@ class Session:
         self._hello = pb.Hello(
             session=self.id, kind=kind, name=name, host_id=host_id, incarnation=bytes.fromhex(incarnation)
         )
+        if roster is not None:
+            self._hello.roster, self._hello.entry = roster
+        #: What the others in the roster say of themselves, as of the last Welcome.
+        self.entries: tuple[bytes, ...] = ()
         self._on_welcome = on_welcome
         self._on_fence = on_fence
         self._on_probe = on_probe
@@ -225,6 +231,7 @@ class Session:
             # Where others may lead meanwhile, a master that is silent is not waited for.
             patience = 0.0 if self._link.several else reply.welcome.session_timeout_ms / 1000
             self._timeout = max(3 * self._interval, patience)
+            self.entries = tuple(reply.welcome.entries)
             with self._lock:
                 lost = self._pins.keys() & set(reply.welcome.lost_pins)
                 self._lost_pins |= lost

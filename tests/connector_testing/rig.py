@@ -29,6 +29,7 @@ class Pool:
     """What a store client would find, and how it fails."""
 
     def __init__(self) -> None:
+        self.roster: tuple[bytes, ...] = ()
         self.chunks: dict[bytes, list[int]] = {}
         self.failing = False
         self.closed = False

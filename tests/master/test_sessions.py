@@ -52,6 +52,32 @@ def test_a_second_stream_of_a_session_ends_the_first(start_master: Start, join: 
     assert second.status()["clients"] == 1
 
 
+def test_who_is_in_a_roster_is_told_of_the_others_that_are_there(start_master: Start, join: Join) -> None:
+    master = start_master(session_timeout=1.0)
+    first = join(master, roster=("engines", b"one"))
+    second = join(master, roster=("engines", b"two"))
+    join(master, roster=("others", b"three"))
+    alone = join(master)
+    assert (list(first.welcome.entries), list(second.welcome.entries)) == ([], [b"one"])
+    assert list(alone.welcome.entries) == []
+    first.vanish()
+    again = join(master, session=first.id, incarnation=first.incarnation, roster=("engines", b"changed"))
+    assert list(again.welcome.entries) == [b"two"]
+    assert list(join(master, roster=("engines", b"")).welcome.entries) == [b"changed", b"two"]
+    second.goodbye()
+    again.vanish()
+    eventually(lambda: list(join(master, roster=("engines", b"")).welcome.entries).count(b"changed") == 0, "its end")
+
+
+def test_a_roster_has_bounds(start_master: Start, join: Join) -> None:
+    master = start_master()
+    for roster in (("r" * 256, b""), ("r", bytes(4097))):
+        with pytest.raises(InvalidRequestError, match="roster"):
+            Member(master.address, roster=roster)
+    members = [join(master, roster=("r", bytes(4096))) for _ in range(66)]
+    assert len(members[-1].welcome.entries) == 64
+
+
 def test_a_session_is_of_one_incarnation(start_master: Start, join: Join) -> None:
     master = start_master()
     first = join(master)

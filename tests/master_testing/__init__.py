@@ -86,6 +86,7 @@ class Member:
         session: bytes = b"",
         incarnation: bytes = b"",
         pins: tuple[pb.HeldPin, ...] = (),
+        roster: tuple[str, bytes] = ("", b""),
         answers: bool = True,
         beats: bool = True,
         interval: float = 0.1,
@@ -106,6 +107,7 @@ class Member:
         self._hello = pb.Hello(
             session=self.id, kind=kind, name=host or "member", host_id=host, incarnation=self.incarnation, pins=pins
         )
+        self._hello.roster, self._hello.entry = roster
         self._outbox: queue.SimpleQueue[pb.HeartbeatRequest | None] = queue.SimpleQueue()
         self._ended = threading.Event()
         self.error: Exception | None = None

@@ -29,6 +29,22 @@ def test_namespaces(client: StoreClient, wrong: Any) -> None:
     refused(client.remove_prefix, wrong, key(1))
 
 
+@pytest.mark.parametrize(
+    "wrong", ["r", ("r",), ("", b""), (b"r", b""), ("\ud800", b""), ("x" * 256, b""), ("r", "e"), ("r", bytes(4097)), 5]
+)
+def test_rosters(shared_cluster: LocalCluster, wrong: Any) -> None:
+    refused(shared_cluster.client, roster=wrong)
+
+
+def test_who_is_in_a_roster_is_told_of_the_others(shared_cluster: LocalCluster, namespace: str) -> None:
+    with shared_cluster.client(roster=(namespace, b"one")) as first:
+        assert first.roster == ()
+        with shared_cluster.client(roster=(namespace, b"two")) as second:
+            assert second.roster == (b"one",)
+        assert shared_cluster.client().roster == ()
+    assert shared_cluster.client(roster=(namespace, bytes(4096))).roster == ()
+
+
 @pytest.mark.parametrize("wrong", [-1, 1 << 32, 1 << 63, 1 << 5000, 1.5, "1", True, None, np.float64(1)])
 def test_shards_and_replicas(client: StoreClient, namespace: str, wrong: Any) -> None:
     for name in ("shard", "shards", "replicas"):
