@@ -105,7 +105,6 @@ class Table {
     find(&driver.event_create, "cuEventCreate");
     find(&driver.event_record, "cuEventRecord");
     find(&driver.event_query, "cuEventQuery");
-    find(&driver.event_synchronize, "cuEventSynchronize");
     find(&driver.event_destroy, "cuEventDestroy_v2");
     find(&driver.module_load, "cuModuleLoadData");
     find(&driver.module_unload, "cuModuleUnload");

@@ -141,7 +141,6 @@ struct Driver {
   Result (*event_create)(Event *, unsigned);
   Result (*event_record)(Event, Stream);
   Result (*event_query)(Event);
-  Result (*event_synchronize)(Event);
   Result (*event_destroy)(Event);
 
   Result (*ipc_export_memory)(IpcHandle *, Pointer);

@@ -2,7 +2,10 @@
 #include "cuda_gather.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+
+#include "system.hpp"
 
 namespace moonpool::cuda {
 
@@ -11,6 +14,9 @@ namespace {
 // Launches that may be under way. Whoever wants another one waits for the oldest.
 constexpr size_t kTablesMax = 8;
 constexpr size_t kTablePiecesMin = 1024;
+// Between two looks at whether one of them has ended.
+constexpr int64_t kFirstPauseNs = 20'000;
+constexpr int64_t kLongestPauseNs = 1'000'000;
 // Of a piece, for one block. Large pieces are shared by several.
 constexpr uint64_t kBlockBytes = 64u << 10;
 constexpr unsigned kBlocksOfPieceMax = 64;
@@ -143,33 +149,34 @@ bool PieceCopier::has_kernel() {
 // One that no kernel reads any more. Where all are read, one is waited for: kernels end.
 Result PieceCopier::take_table(size_t count, Table **out) {
   std::unique_lock lock(mutex_);
-  Table *found = nullptr;
-  for (const auto &table : tables_) {
-    if (table->taken || driver_.event_query(table->read) != kSuccess) continue;
-    found = table.get();
-    break;
+  const int64_t until = now_ns() + (late_ ? 0 : patience_ns_);
+  Table *found = idle_table();
+  for (int64_t pause = kFirstPauseNs; found == nullptr; found = idle_table()) {
+    if (tables_.size() < kTablesMax) {
+      auto table = std::make_unique<Table>();
+      const Result result = driver_.event_create(&table->read, kEventDisableTiming);
+      if (result != kSuccess) return result;
+      tables_.push_back(std::move(table));
+    } else if (now_ns() >= until) {
+      late_ = true;
+      return kNotReady;
+    } else {
+      returned_.wait_for(lock, std::chrono::nanoseconds(pause));
+      pause = std::min(2 * pause, kLongestPauseNs);
+    }
   }
-  if (found == nullptr && tables_.size() < kTablesMax) {
-    auto table = std::make_unique<Table>();
-    const Result result = driver_.event_create(&table->read, kEventDisableTiming);
-    if (result != kSuccess) return result;
-    tables_.push_back(std::move(table));
-    found = tables_.back().get();
-  }
-  if (found == nullptr) {
-    // Others hold a table no longer than a launch takes.
-    auto idle = tables_.end();
-    returned_.wait(lock, [&] {
-      idle = std::find_if(tables_.begin(), tables_.end(), [](const auto &one) { return !one->taken; });
-      return idle != tables_.end();
-    });
-    found = idle->get();
-    if (const Result result = driver_.event_synchronize(found->read); result != kSuccess) return result;
-  }
+  late_ = false;
   if (const Result result = fit_table(count, found); result != kSuccess) return result;
   found->taken = true;
   *out = found;
   return kSuccess;
+}
+
+PieceCopier::Table *PieceCopier::idle_table() const {
+  for (const auto &table : tables_) {
+    if (!table->taken && driver_.event_query(table->read) == kSuccess) return table.get();
+  }
+  return nullptr;
 }
 
 Result PieceCopier::fit_table(size_t count, Table *table) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -33,7 +34,9 @@ void join_pieces(std::vector<Piece> *pieces);
 // Of one context. Thread-safe.
 class PieceCopier {
  public:
-  PieceCopier(const Driver &driver, Context context) : driver_(driver), context_(context) {}
+  // patience_ns: how long a copy waits for kernels before it to end. A device on which none does hangs.
+  PieceCopier(const Driver &driver, Context context, int64_t patience_ns = 10'000'000'000)
+      : driver_(driver), context_(context), patience_ns_(patience_ns) {}
   // Waits for nothing: whoever enqueued has waited for the stream. The context may be gone.
   ~PieceCopier();
   PieceCopier(const PieceCopier &) = delete;
@@ -41,7 +44,8 @@ class PieceCopier {
 
   // Puts copies of all pieces on a stream, in any order among themselves. The context is current, the stream is none of
   // the default streams, and memory of the host is pinned: on another page a kernel would end the context. *begun: some
-  // of it is on the stream, whatever the result.
+  // of it is on the stream, whatever the result. kNotReady: kernels before it have not ended for `patience_ns`; until
+  // one does, no other call waits for that.
   Result enqueue(std::vector<Piece> pieces, Reach reach, Stream stream, bool *begun);
 
  private:
@@ -59,11 +63,13 @@ class PieceCopier {
   Result one_by_one(const Piece *pieces, size_t count, Stream stream, bool *begun);
   bool has_kernel();
   Result take_table(size_t count, Table **out);
+  Table *idle_table() const;
   Result fit_table(size_t count, Table *table);
   void drop_table(Table *table);
 
   const Driver &driver_;
   const Context context_;
+  const int64_t patience_ns_;
 
   std::mutex mutex_;
   std::condition_variable returned_;  // a table
@@ -71,6 +77,7 @@ class PieceCopier {
   Module module_ = nullptr;
   Function function_ = nullptr;
   std::vector<std::unique_ptr<Table>> tables_;
+  bool late_ = false;  // all of them, for longer than anybody waits
 };
 
 }  // namespace moonpool::cuda

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "support_cuda.hpp"
+#include "system.hpp"
 
 namespace moonpool::testing {
 
@@ -178,6 +179,35 @@ TEST_F(CudaGather, ATableIsNotChangedWhileAKernelMayReadIt) {
     ASSERT_EQ(enqueue(copier, {{chunks[0], cache, 16}, {chunks[0] + 32, cache + 64, 16}}, on), cuda::kSuccess);
   }
   ASSERT_EQ(driver->stream_synchronize(on), cuda::kSuccess);
+}
+
+TEST_F(CudaGather, ADeviceThatHangsHoldsNobodyUpForEver) {
+  const Bytes source = random(4096, 8);
+  const cuda::Pointer cache = allocate(source), chunk = allocate(Bytes(64));
+  const cuda::Stream on = stream();
+  const std::vector<Piece> pieces{{chunk, cache, 16}, {chunk + 32, cache + 64, 16}};
+  constexpr int64_t kPatience = 300'000'000;
+  PieceCopier copier(*driver, context, kPatience);
+  fakeCudaHold(1);
+  bool begun = false;
+  cuda::Result result = cuda::kSuccess;
+  int launched = 0;
+  for (; result == cuda::kSuccess && launched < 100; ++launched) {
+    result = copier.enqueue(pieces, cuda::Reach::kWithinDevice, on, &begun);
+  }
+  EXPECT_EQ(result, cuda::kNotReady);
+  EXPECT_FALSE(begun);
+  // The next ones do not wait as long again.
+  const int64_t began = now_ns();
+  for (int n = 0; n < 100; ++n) {
+    EXPECT_EQ(copier.enqueue(pieces, cuda::Reach::kWithinDevice, on, &begun), cuda::kNotReady);
+  }
+  EXPECT_LT(now_ns() - began, 10 * kPatience);
+  fakeCudaHold(0);
+  ASSERT_EQ(driver->stream_synchronize(on), cuda::kSuccess);
+  for (int n = 0; n < launched; ++n) ASSERT_EQ(enqueue(copier, pieces, on), cuda::kSuccess);
+  ASSERT_EQ(driver->stream_synchronize(on), cuda::kSuccess);
+  EXPECT_TRUE(std::equal(source.begin(), source.begin() + 16, peek(chunk, 16).begin()));
 }
 
 TEST_F(CudaGather, AfterAnErrorOfTheDriverItGoesOn) {
