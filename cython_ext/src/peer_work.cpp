@@ -13,9 +13,13 @@ namespace moonpool {
 void Peer::submit(const std::shared_ptr<Transfer> &transfer) {
   Error error;
   bool stale = false;
+  const bool begun = transfer->session != Id128{};
+  Id128 session;
   {
     std::lock_guard lock(mutex_);
-    switch (state_) {
+    session = session_;
+    // What has begun ends with its connection, and waits for no other one.
+    switch (begun && state_ != State::kReady ? State::kClosed : state_) {
       case State::kReady:
         stale = transfer->target_incarnation != incarnation_;
         break;
@@ -43,9 +47,13 @@ void Peer::submit(const std::shared_ptr<Transfer> &transfer) {
                                    "tcp"));
   }
   if (error) return transfer->fail(error);
-  if (transfer->device != nullptr && !reaches_device(*transfer)) return StagedRun::begin(transfer);
-  const std::shared_ptr<Link> link = route(*transfer, nullptr, &error);
-  if (link == nullptr && error && transfer->device != nullptr) return StagedRun::begin(transfer);
+  const bool reached = transfer->device == nullptr || reaches_device(*transfer);
+  const std::shared_ptr<Link> link = reached ? route(*transfer, nullptr, &error) : nullptr;
+  const bool staged = transfer->device != nullptr && (!reached || (link == nullptr && error));
+  // Looked at when the link is known: one of this session is of no use once that is over.
+  if (begun && transfer->session != this->session()) return transfer->fail(connection_ended(label(), "tcp"));
+  if (!begun && (staged || link != nullptr)) transfer->session = session;
+  if (staged) return StagedRun::begin(transfer);
   if (link == nullptr && error) return transfer->fail(describe(std::move(error), ""));
   if (link == nullptr) return keep(transfer);
   transfer->set_carrier(link);

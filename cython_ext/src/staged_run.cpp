@@ -26,6 +26,7 @@ class StagedPiece final : public Transfer {
     const Transfer &real = *run_->real_;
     count = end_desc - first;
     target_incarnation = real.target_incarnation;
+    session = real.session;
     remote_on_device = real.remote_on_device;
     staged = true;
     uint8_t *at = slot_.data();

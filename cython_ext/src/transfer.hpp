@@ -71,6 +71,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   // The lane that took the latest slice, for a waiter that wants to drive it. Only compared, never followed.
   std::atomic<const void *> driver{nullptr};
   Id128 target_incarnation{};  // the incarnation that its remote handles name
+  Id128 session{};             // in which it was begun, and ends: after a fence nothing of it comes over another one
 
   // Once, after everything above is set.
   void arm();

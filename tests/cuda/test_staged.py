@@ -13,6 +13,7 @@ from fake_cuda import FakeCuda
 from moonpool.transfer_engine import (
     BatchError,
     InvalidArgumentError,
+    PeerLostError,
     RegionReleasedError,
     Status,
     TransferState,
@@ -210,6 +211,24 @@ def test_a_transfer_that_was_stopped_ends_when_nothing_can_write_any_more(
     then = ends.here.peek()
     ends.engine.write(ends.peer, ends.here.region, ends.remote).wait(30)
     assert ends.here.peek() == then
+
+
+@pytest.mark.parametrize("sides", ["dh", "dd"])
+def test_nothing_of_a_transfer_comes_after_a_fence(connect: Connect, cuda: FakeCuda, sides: str) -> None:
+    ends = connect(sides, nbytes=40 << 20)
+    before = ends.there.peek()
+    cuda.set("ns_per_kib=20000")
+    writing = ends.engine.write(ends.peer, ends.here.region, ends.remote)
+    # Most of it has not begun, and the engine is to connect again by itself, for the next transfer.
+    wait_until(lambda: ends.there.peek() != before)
+    assert ends.server.fence(ends.engine.incarnation) == 1
+    fenced = ends.there.peek()
+    with pytest.raises(PeerLostError):
+        writing.wait(30)
+    assert ends.there.peek() == fenced
+    cuda.set("ns_per_kib=0")
+    ends.engine.write(ends.peer, ends.here.region, ends.remote).wait(30)
+    assert ends.there.peek() == ends.here.peek()
 
 
 def test_releasing_waits_for_copies_of_peers(connect: Connect, cuda: FakeCuda) -> None:
