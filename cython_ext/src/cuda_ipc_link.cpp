@@ -150,7 +150,8 @@ void CudaIpcLink::run(Todo todo) {
 // Everything that the driver has to do for a region of the peer, under no lock.
 void CudaIpcLink::import(uint64_t key, Coming coming) {
   Error error;
-  auto memory = cuda_ipc::Imported::open(*coming.here, coming.found, std::move(coming.parts), &error);
+  const int64_t patience_ns = int64_t{engine_.config.progress_timeout_ms} * kMillisecond;
+  auto memory = cuda_ipc::Imported::open(*coming.here, coming.found, std::move(coming.parts), patience_ns, &error);
   const bool there = memory != nullptr;
   (there ? engine_.stats.regions_imported.fetch_add(1) : 0,
    there ? 0 : engine_.stats.regions_not_imported.fetch_add(1));

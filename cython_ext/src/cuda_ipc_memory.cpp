@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda_ipc_memory.hpp"
 
+#include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <cstring>
+#include <deque>
+#include <functional>
 #include <map>
 #include <mutex>
+#include <thread>
 
 namespace moonpool::cuda_ipc {
 
@@ -31,6 +36,52 @@ Error find_part(const cuda::Driver &driver, cuda::Pointer address, cuda::Pointer
   if (result != cuda::kSuccess) return call_error(driver, result, "the allocation of the memory cannot be found");
   if (*start + size > address) return {};
   return make_error(MP_CUDA, "the driver names an allocation that the memory does not lie in");
+}
+
+// Has mappings closed. The driver waits in that for whatever the device has to do, for ever where it hangs, so a thread
+// does it that nobody has to wait for. There is one as long as there is something to close.
+class Closer {
+ public:
+  // Waits for its end at most so long, and not at all where one before it has been given up.
+  void close(std::function<void()> job, int64_t patience_ns) {
+    std::unique_lock lock(mutex_);
+    jobs_.push_back(std::move(job));
+    const uint64_t mine = ++asked_;
+    if (!running_) {
+      running_ = true;
+      std::thread([this] { run(); }).detach();
+    }
+    if (hangs_) return;
+    const auto over = [&] { return ended_ >= mine; };
+    hangs_ = !changed_.wait_for(lock, std::chrono::nanoseconds(patience_ns), over);
+  }
+
+ private:
+  void run() {
+    std::unique_lock lock(mutex_);
+    while (!jobs_.empty()) {
+      const std::function<void()> job = std::move(jobs_.front());
+      jobs_.pop_front();
+      lock.unlock();
+      job();
+      lock.lock();
+      ++ended_;
+      hangs_ = false;
+      changed_.notify_all();
+    }
+    running_ = false;
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> jobs_;
+  uint64_t asked_ = 0, ended_ = 0;
+  bool running_ = false, hangs_ = false;
+};
+
+Closer &closer() {
+  static auto *const one = new Closer();  // its thread may outlive everything else
+  return *one;
 }
 
 std::mutex g_imported_mutex;
@@ -126,7 +177,7 @@ std::string why_not_visible(const cuda::Driver &driver, const cuda::Uuid &device
 }
 
 std::shared_ptr<Imported> Imported::open(const cuda::DeviceMemory &here, const Found &found, std::vector<Part> parts,
-                                         Error *error) {
+                                         int64_t patience_ns, Error *error) {
   const cuda::Driver &driver = here.driver();
   if (std::string why_not = why_not_visible(driver, found.device); !why_not.empty()) {
     *error = make_error(MP_TRANSPORT_UNAVAILABLE, std::move(why_not), "show both processes the same GPUs");
@@ -137,19 +188,27 @@ std::shared_ptr<Imported> Imported::open(const cuda::DeviceMemory &here, const F
     *error = unusable(here, scope.result());
     return nullptr;
   }
-  if (found.parts == 0) return open_handle(here, found, error);
-  std::shared_ptr<Imported> made(new Imported(here, true));
+  if (found.parts == 0) return open_handle(here, found, patience_ns, error);
+  std::shared_ptr<Imported> made(new Imported(here, true, patience_ns));
   *error = made->map(here, std::move(parts));
   return *error ? nullptr : made;
 }
 
 // With the context.
-std::shared_ptr<Imported> Imported::open_handle(const cuda::DeviceMemory &here, const Found &found, Error *error) {
+std::shared_ptr<Imported> Imported::open_handle(const cuda::DeviceMemory &here, const Found &found, int64_t patience_ns,
+                                                Error *error) {
   const std::string name(reinterpret_cast<const char *>(found.handle.bytes), sizeof found.handle.bytes);
-  std::lock_guard lock(g_imported_mutex);
+  std::unique_lock lock(g_imported_mutex, std::defer_lock);
+  for (const int64_t until = now_ns() + patience_ns; !lock.try_lock() && now_ns() < until;) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  if (!lock) {
+    *error = make_error(MP_CUDA, "the driver still closes memory of another process: a device hangs");
+    return nullptr;
+  }
   std::weak_ptr<Imported> &entry = imported()[name];
   if (std::shared_ptr<Imported> open = entry.lock()) return open;
-  std::shared_ptr<Imported> made(new Imported(here, false));
+  std::shared_ptr<Imported> made(new Imported(here, false, patience_ns));
   const cuda::Result result = here.driver().ipc_open_memory(&made->base_, found.handle, kLazyPeerAccess);
   if (result != cuda::kSuccess) {
     made->base_ = 0;
@@ -203,18 +262,22 @@ Error Imported::let(const cuda::DeviceMemory &here) {
 
 Imported::~Imported() {
   if (base_ == 0) return;
-  std::unique_lock lock(g_imported_mutex, std::defer_lock);
-  // Whoever opens it next does so after it was closed.
-  if (!mapped_) lock.lock();
-  const cuda::ContextScope scope(driver_, context_);
-  // With its context the mapping has gone.
-  if (scope.result() != cuda::kSuccess) return;
-  if (!mapped_) {
-    driver_.ipc_close_memory(base_);
-    return;
-  }
-  for (const auto &[at, nbytes] : mappings_) driver_.unmap(at, nbytes);
-  driver_.free_address(base_, reserved_bytes_);
+  const auto close = [&driver = driver_, context = context_, mapped = mapped_, base = base_, bytes = reserved_bytes_,
+                      mappings = std::move(mappings_)] {
+    std::unique_lock lock(g_imported_mutex, std::defer_lock);
+    // Whoever opens it next does so after it was closed.
+    if (!mapped) lock.lock();
+    const cuda::ContextScope scope(driver, context);
+    // With its context the mapping has gone.
+    if (scope.result() != cuda::kSuccess) return;
+    if (!mapped) {
+      driver.ipc_close_memory(base);
+      return;
+    }
+    for (const auto &[at, nbytes] : mappings) driver.unmap(at, nbytes);
+    driver.free_address(base, bytes);
+  };
+  closer().close(close, patience_ns_);
 }
 
 }  // namespace moonpool::cuda_ipc

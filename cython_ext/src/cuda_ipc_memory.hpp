@@ -36,8 +36,9 @@ struct Part {
 class Imported {
  public:
   // `here`: memory of this process that the copies come from or go to; its context is used. The parts are used up.
+  // patience_ns: how long its end waits for the driver to unmap it, which waits for the device.
   static std::shared_ptr<Imported> open(const cuda::DeviceMemory &here, const Found &found, std::vector<Part> parts,
-                                        Error *error);
+                                        int64_t patience_ns, Error *error);
   ~Imported();
   Imported(const Imported &) = delete;
   Imported &operator=(const Imported &) = delete;
@@ -49,14 +50,16 @@ class Imported {
   cuda::Pointer base() const { return base_; }
 
  private:
-  Imported(const cuda::DeviceMemory &here, bool mapped)
-      : driver_(here.driver()), context_(here.context()), mapped_(mapped) {}
-  static std::shared_ptr<Imported> open_handle(const cuda::DeviceMemory &here, const Found &found, Error *error);
+  Imported(const cuda::DeviceMemory &here, bool mapped, int64_t patience_ns)
+      : driver_(here.driver()), context_(here.context()), mapped_(mapped), patience_ns_(patience_ns) {}
+  static std::shared_ptr<Imported> open_handle(const cuda::DeviceMemory &here, const Found &found, int64_t patience_ns,
+                                               Error *error);
   Error map(const cuda::DeviceMemory &here, std::vector<Part> parts);
 
   const cuda::Driver &driver_;
   const cuda::Context context_;
   const bool mapped_;  // from parts
+  const int64_t patience_ns_;
   cuda::Pointer base_ = 0;
   uint64_t reserved_bytes_ = 0;
   std::vector<std::pair<cuda::Pointer, uint64_t>> mappings_;

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import time
 from collections.abc import Iterator
@@ -125,6 +126,30 @@ def test_a_region_is_imported_once_and_given_back(owner: Owner, cuda: FakeCuda, 
     with pytest.raises(MoonpoolError) as caught:
         engine.read(peer, here.region, remote).wait()
     assert caught.value.code in ("REGION_RELEASED", "REGION_UNKNOWN"), text_of(caught.value)
+
+
+def test_a_device_that_hangs_does_not_keep_an_engine_from_closing(
+    owner: Owner, cuda: FakeCuda, open_cuda_engine: OpenEngine
+) -> None:
+    engine, here = open_here(open_cuda_engine, cuda, progress_timeout=0.5)
+    peer = engine.connect(owner.address)
+    for name in ("kv", "more", "last"):
+        owner.ask("add", name=name, nbytes=SIZE)
+        engine.read(peer, here.region, peer.regions.wait(name, 60.0)).wait()
+    assert cuda.alive("imports") == 3
+    busy = cuda.memory(bytes(32))
+    stream = cuda.stream()
+    with cuda.held():
+        # Work of the program, for which the driver waits before it closes memory of other processes.
+        cuda.call("cuMemcpyDtoDAsync_v2", busy.address, busy.address + 16, 16, ctypes.c_void_p(stream))
+        began = time.monotonic()
+        engine.close()
+        assert time.monotonic() - began < 10
+        assert cuda.alive("imports") == 3
+    assert eventually(lambda: cuda.alive("imports") == 0)
+    cuda.call("cuStreamSynchronize", ctypes.c_void_p(stream))
+    cuda.call("cuStreamDestroy_v2", ctypes.c_void_p(stream))
+    cuda.free(busy.address)
 
 
 def test_more_regions_than_are_kept_make_room_for_each_other(
