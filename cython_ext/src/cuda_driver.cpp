@@ -38,12 +38,15 @@ class Table {
   Driver driver{};
   // Every call that is needed is there.
   bool usable() const { return complete_; }
-  // Once. A process that forks before anybody has used the driver can still use it in its children.
-  const Error &started() {
-    std::call_once(once_, [this] {
-      if (!why_not_) start();
-    });
-    return why_not_;
+  // When it is first needed: a process that forks before anybody has used the driver can still use it in its children.
+  // One that does not start, for want of memory perhaps, is tried again the next time.
+  Error started() {
+    if (!complete_) return why_not_;
+    std::lock_guard lock(start_mutex_);
+    if (started_) return {};
+    Error error = start();
+    started_ = !error;
+    return error;
   }
 
  private:
@@ -138,18 +141,20 @@ class Table {
     find_optional(&driver.flush_rdma_writes, "cuFlushGPUDirectRDMAWrites");
   }
 
-  void start() {
+  Error start() {
     Result result = driver.init(0);
     if (result == kSuccess) result = driver.driver_version(&driver.version);
-    if (result == kSuccess) return;
-    why_not_ = call_error(driver, result, "the CUDA driver does not start");
-    why_not_.hint = "see whether nvidia-smi works in the same container, and CUDA_VISIBLE_DEVICES";
+    if (result == kSuccess) return {};
+    Error error = call_error(driver, result, "the CUDA driver does not start");
+    error.hint = "see whether nvidia-smi works in the same container, and CUDA_VISIBLE_DEVICES";
+    return error;
   }
 
   void *library_ = nullptr;
   bool complete_ = false;
-  std::once_flag once_;
   Error why_not_;
+  std::mutex start_mutex_;
+  bool started_ = false;
 };
 
 Table &table() {
@@ -185,6 +190,8 @@ Error call_error(const Driver &driver, Result result, std::string what) {
   if (driver.error_string(result, &text) == kSuccess && text != nullptr) error.cause += std::string(": ") + text;
   if (result == kOutOfMemory) {
     error.hint = "free memory of the device, or lower cuda_staging_bytes";
+  } else if (result == kNotInitialized) {
+    error.hint = "CUDA cannot be used in a child that was forked after its parent used it: start it with spawn";
   } else {
     error.hint = "a context that met an illegal access stays broken: restart the process if every call fails";
   }

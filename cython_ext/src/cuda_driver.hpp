@@ -29,6 +29,7 @@ constexpr Result kDeinitialized = 4;
 constexpr Result kNoDevice = 100;
 constexpr Result kInvalidContext = 201;
 constexpr Result kPeerAccessAlreadyEnabled = 704;
+constexpr Result kNotFound = 500;
 constexpr Result kNotReady = 600;
 constexpr Result kNotSupported = 801;
 

@@ -35,7 +35,7 @@ std::string text_of(const PointerFacts &facts) {
 const char *kind_text(Kind kind) {
   switch (kind) {
     case Kind::kHost:
-      return "host memory";
+      return "host memory or none";
     case Kind::kPinned:
       return "pinned host memory";
     case Kind::kDevice:
@@ -124,7 +124,11 @@ Error DeviceMemory::find_end(const PointerFacts &first) {
     size_t size = 0;
     const bool same = part.kind == first.kind && part.device == first.device;
     // CU_POINTER_ATTRIBUTE_RANGE_* would be those of everything that is reserved, mapped or not.
-    if (!same || driver_.address_range(&start, &size, at) != kSuccess || size == 0) {
+    const Result result = same ? driver_.address_range(&start, &size, at) : kNotFound;
+    if (result != kSuccess && result != kNotFound && result != kInvalidValue) {
+      return call_error(driver_, result, "cannot look at the memory at " + hexadecimal(at));
+    }
+    if (result != kSuccess || size == 0) {
       return make_error(MP_OUT_OF_RANGE,
                         std::to_string(nbytes_) + " bytes at " + hexadecimal(address_) +
                             " go beyond their allocation on " + device_name(device_),

@@ -10,7 +10,7 @@ import sys
 import pytest
 from cuda_testing.contexts import current
 from cuda_testing.ends import SIZE, Connect, Ends, content
-from fake_cuda import FakeCuda, environment, library
+from fake_cuda import DeviceMemory, FakeCuda, environment, library
 
 from moonpool.transfer_engine import (
     CudaError,
@@ -26,6 +26,10 @@ SIDES = ["dh", "hd", "dd"]
 
 def write(ends: Ends) -> None:
     ends.engine.write(ends.peer, ends.here.region, ends.remote, digest=True).wait(30)
+
+
+def cuda_address_of(ends: Ends) -> int:
+    return next(int(one.memory.address) for one in (ends.here, ends.there) if isinstance(one.memory, DeviceMemory))
 
 
 def failure_of(ends: Ends) -> MoonpoolError | None:
@@ -92,6 +96,9 @@ def test_the_engine_lives_on_when_a_context_is_dead(connect: Connect, cuda: Fake
         memoryview(source)[:5] = b"alive"
         ends.engine.write(ends.peer, source, ends.peer.regions.wait("host", 10)).wait(30)
         assert bytes(target)[:5] == b"alive"
+        with pytest.raises(CudaError) as failed:
+            ends.engine.register(DeviceMemory(cuda_address_of(ends), 1000))
+        assert "CUDA_ERROR_ILLEGAL_ADDRESS" in failed.value.cause
         ends.here.region.release()
         ends.there.region.release()
     finally:
@@ -135,6 +142,33 @@ def test_memory_of_two_gpus_is_not_one_transfer(connect: Connect, cuda: FakeCuda
         assert cuda.peek(other.address, 1000) == content(2)[:1000].tobytes()
         ends.engine.close()
         cuda.free(other.address)
+
+
+STARTING = """
+from fake_cuda import FakeCuda, library
+from moonpool.transfer_engine import OutOfMemoryError, TransferEngine
+
+cuda = FakeCuda(library())
+cuda.start()
+memory = cuda.memory(bytes(1000))
+cuda.set("fail=cuInit:1:2")
+with TransferEngine("engine") as engine:
+    try:
+        engine.register(memory)
+    except OutOfMemoryError as error:
+        print(error.cause.split(":")[0])
+    cuda.set("fail=")
+    print(engine.register(memory).location)
+"""
+
+
+def test_a_driver_that_did_not_start_is_tried_again() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", STARTING],
+        env={**environment(library()), "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "CUDA_ERROR_OUT_OF_MEMORY\ncuda:0\n"), done.stderr
 
 
 CLOSING = """
