@@ -91,7 +91,7 @@ void CopyLink::report_moved(const Work &work, const Moved &moved) {
 }
 
 Error CopyLink::refusal(mp_status status) const {
-  Error error = make_error(status, std::string("the peer refused a descriptor: ") + status_text(status));
+  Error error = refused_by_peer(status);
   error.peer = label_;
   error.path = path_;
   return error;

@@ -278,9 +278,7 @@ void CudaIpcLink::landed(Flight &flight, const Error &error) {
   const auto same = [](const auto &a, const auto &b) { return a.desc == b.desc; };
   flight.failed.erase(std::unique(flight.failed.begin(), flight.failed.end(), same), flight.failed.end());
   report_work(flight.work, flight.failed, nullptr, [&](uint32_t desc, uint32_t status) {
-    const auto code = static_cast<mp_status>(status);
-    Error refused = make_error(code, std::string("the peer refused a descriptor: ") + status_text(code));
-    transfer.descs_failed(desc, desc + 1, here(std::move(refused)));
+    transfer.descs_failed(desc, desc + 1, here(refused_by_peer(static_cast<mp_status>(status))));
   });
 }
 

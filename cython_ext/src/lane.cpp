@@ -127,7 +127,7 @@ void Lane::progressed_locked() {
 }
 
 void Lane::refuse(Transfer &transfer, uint32_t desc, mp_status code) const {
-  Error error = make_error(code, std::string("the peer refused a descriptor: ") + status_text(code));
+  Error error = refused_by_peer(code);
   if (code == MP_DIGEST) error.message = "bytes arrived that are not the bytes sent";
   const std::shared_ptr<Peer> peer = link_.peer();
   if (peer != nullptr) error = peer->describe(std::move(error), link_.path());

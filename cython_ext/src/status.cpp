@@ -37,6 +37,20 @@ std::string errno_text(int err) {
   return std::generic_category().message(err) + " (errno " + std::to_string(err) + ")";
 }
 
+Error refused_by_peer(mp_status code) {
+  Error error = make_error(code, std::string("the peer refused a descriptor: ") + status_text(code));
+  if (code == MP_CUDA) {
+    error.message += " there";
+    error.hint = "see the GPU of the peer's region: a call of the peer's driver failed, or its context is dead";
+  } else if (code == MP_NO_MEMORY) {
+    error.message += " there";
+    error.hint = "the peer had no memory to pass the bytes through: a smaller cuda_staging_bytes there, or free some";
+  } else if (code == MP_REGION_RELEASED) {
+    error.hint = "look the region up again. Memory of a GPU that was freed while it was registered counts as released";
+  }
+  return error;
+}
+
 const char *status_text(mp_status code) {
   switch (code) {
     case MP_OK:

@@ -29,6 +29,8 @@ Error system_error(mp_status code, int err, std::string what, std::string hint =
 std::string errno_text(int err);
 // The field's word for a status, e.g. "region released".
 const char *status_text(mp_status code);
+// Of a descriptor of which the peer has said no more than this number.
+Error refused_by_peer(mp_status code);
 // Whether the same call may succeed later without a change by the caller.
 bool status_retryable(mp_status code);
 // What a long wait asks now and then, and what it ends with when the answer is yes.
