@@ -18,8 +18,16 @@ if TYPE_CHECKING:
 __all__ = ["Peer", "PeerState", "RemoteRegions"]
 
 _log = logging.getLogger("moonpool.transfer_engine")
-# Where the peer is, which is nobody's fault. In the order of `Peer.fallback`.
-_PLACES = ("local: the peer is another process", "shm: the peer is on another host")
+# Where the peer is, or that it has no memory of GPUs, which is nobody's fault.
+_PLACES = frozenset(
+    {
+        "local: the peer is another process",
+        "shm: the peer is on another host",
+        "cuda_ipc: the peer is in this process",
+        "cuda_ipc: the peer is on another host",
+        "cuda_ipc: the peer does not offer it",
+    }
+)
 # How many names an error message lists before it only counts them.
 _NAMES_SHOWN = 8
 
@@ -45,9 +53,7 @@ class _Info(NamedTuple):
 
 def degradation(fallback: str) -> str:
     """Return what is left of `Peer.fallback` without the reasons that only say where the peer is."""
-    for place in _PLACES:
-        fallback = fallback.removeprefix(place).removeprefix("; ")
-    return fallback
+    return "; ".join(reason for reason in fallback.split("; ") if reason not in _PLACES)
 
 
 class Peer(_native.Peer):

@@ -95,6 +95,9 @@ def test_where_the_peer_is_needs_no_warning(open_engine: OpenEngine, caplog: pyt
             "local: the peer is another process; shm: the peer runs as another user",
             "shm: the peer runs as another user",
         ),
+        ("cuda_ipc: the peer is in this process", ""),
+        ("local: the peer is another process; cuda_ipc: the peer does not offer it", ""),
+        ("cuda_ipc: the peer is on another host; rdma: no port is up; see dmesg", "rdma: no port is up; see dmesg"),
     ],
 )
 def test_what_of_a_fallback_is_a_degradation(fallback: str, left: str) -> None:
