@@ -56,6 +56,8 @@ _SETTLE_STAGED: Final = 0.05
 _DEADLINE: Final = "DEADLINE"
 # Codes of the engine that no node can be the cause of.
 _MISTAKES: Final = frozenset({"INVALID_ARGUMENT", "FORKED"})
+# Of memory of GPUs: no node can be the cause where the error names none.
+_OWN: Final = frozenset({"CUDA", "NO_MEMORY", "REGION_RELEASED"})
 _SPOILT_MAX: Final = 65_536
 
 
@@ -230,14 +232,15 @@ class Core:
             begun: whether the engine had begun it, so that the error may be what a node has said.
 
         Raises:
-            MoonpoolError: it is one: memory that was released meanwhile or is of another engine, an engine that was
-                closed under its client, a forked child.
+            MoonpoolError: it is one: memory that was released meanwhile or is of another engine, memory of a GPU that
+                was freed or whose context is dead, an engine that was closed under its client, a forked child.
         """
         if place.region.released and not self.closed.is_set():
             raise StoreArgumentError(
                 "the region was released while the call ran", cause=str(error), hint="release it when the call is over"
             ) from error
-        if (error.code in _MISTAKES and not begun) or (self.engine.closed and not self.closed.is_set()):
+        own = (error.code in _MISTAKES and not begun) or (error.code in _OWN and not error.peer)
+        if own or (self.engine.closed and not self.closed.is_set()):
             raise error
 
     def digests(self, place: Place, offsets: Int64s, lengths: Int64s) -> npt.NDArray[np.uint64]:

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from store_testing import keys, locate, spoil, unheard
 from moonpool.cluster import LocalCluster, local_cluster
 from moonpool.store_client import ROOT, ChunkConflictError, Outcome, StoreClient
 from moonpool.store_client.packing import NO_SEGMENT
-from moonpool.transfer_engine import LEAF_BYTES, Region
+from moonpool.transfer_engine import LEAF_BYTES, CudaError, Region, RegionReleasedError
 
 SIZES = [1, 77, LEAF_BYTES, LEAF_BYTES + 1, 3 * LEAF_BYTES + 500]
 TOTAL = sum(SIZES)
@@ -124,3 +125,39 @@ def test_spoilt_bytes_are_no_hit(
             spoil(client, extent, 64 + 1000)
     got = client.get_into(namespace, names, (region, 0, 300_000))
     assert list(got.outcomes) == [Outcome.CORRUPT]
+
+
+def calls_with(client: StoreClient, region: Region, namespace: str) -> list[Callable[[], object]]:
+    spans = OFFSETS, LENGTHS
+    return [
+        lambda: client.put(namespace, keys(len(SIZES)), (region, *spans), timeout=10.0),
+        lambda: client.get_into(namespace, keys(len(SIZES), "there"), (region, *spans), timeout=10.0),
+        lambda: client.put(namespace, keys(1), (region, *spans, len(SIZES)), timeout=10.0),
+    ]
+
+
+@pytest.mark.parametrize("fault", ["freed", "context"])
+def test_what_is_wrong_with_ones_own_gpu_is_said_and_no_node_is_blamed(
+    client: StoreClient, cuda: FakeCuda, namespace: str, fault: str
+) -> None:
+    there = [bytes(size) for size in SIZES]
+    client.put(namespace, keys(len(SIZES), "there"), there).require()
+    memory = cuda.memory(content(1, TOTAL).tobytes())
+    region = client.engine.register(memory)
+    if fault == "freed":
+        cuda.free(memory.address)
+    else:
+        cuda.kill_context(0, 700)
+    began = time.monotonic()
+    try:
+        for call in calls_with(client, region, namespace):
+            with pytest.raises(RegionReleasedError if fault == "freed" else CudaError):
+                call()
+            assert (client.stats()["segment_failures"], client.stats()["segments_avoided"]) == (0, [])
+        client.put(namespace, keys(1, "host"), [b"host"]).require()
+    finally:
+        cuda.kill_context(0, 0)
+    assert time.monotonic() - began < 5
+    region.release()
+    if fault == "context":
+        cuda.free(memory.address)
