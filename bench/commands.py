@@ -40,7 +40,7 @@ from moonpool.bench.options import (
 from moonpool.bench.perform import perform
 from moonpool.bench.report import doctor_table
 from moonpool.bench.runner import Options
-from moonpool.bench.sweep import DEFAULT_MEMORY, Sweep, quick
+from moonpool.bench.sweep import DEFAULT_MEMORY, Sweep, goes_with, quick
 from moonpool.bench.work import OPS, ORDERS, Tuning
 from moonpool.errors import ConfigError
 from moonpool.transfer_engine import EngineSettings, probe
@@ -304,6 +304,8 @@ def transfer(ctx: click.Context, /, **given: Any) -> None:
 def _plan(given: dict[str, Any]) -> tuple[list[Any], Options]:
     target = given["target"]
     transports = given["transport"] or [name for name in _transports() if target is None or name not in SAME_HOST]
+    if not given["transport"]:
+        transports = [name for name in transports if all(goes_with(name, one) for one in given["memory"] or ())]
     if given["insecure"]:
         raise click.UsageError("--insecure belongs to --listen")
     if "rdma" not in transports and (useless := [name for name in _OF_RDMA if given[name] not in (None, [None])]):

@@ -94,6 +94,15 @@ class Sweep:
         return Work(transport, op, block_bytes, batch, order, threads, lanes, footprint, memory, tuning, depth)
 
 
+def goes_with(transport: str, memory: str) -> bool:
+    """Return whether a transport moves this memory."""
+    try:
+        _check_gpu(transport, memory)
+    except UsageError:
+        return False
+    return True
+
+
 def _check_gpu(transport: str, memory: str) -> None:
     if not has_gpu(memory):
         return

@@ -20,6 +20,11 @@ from moonpool.transfer_engine.errors import (
 __all__ = ["Memory", "find_memory"]
 
 _ADDRESSES: Final = 1 << 64
+# What makes a copy that can be registered of an array with this attribute.
+_COPIES: Final = {
+    "__array_interface__": "numpy.ascontiguousarray(x)",
+    "__cuda_array_interface__": "x.contiguous() of torch, or cupy.ascontiguousarray(x)",
+}
 
 
 class Memory(NamedTuple):
@@ -168,7 +173,7 @@ def _from_interface(source: Any, writable: bool, attribute: str, device: int | N
         # An axis of one element is never stepped along.
         stepped = zip(shape, strides, _c_strides(shape, item_bytes), strict=True)
         if nbytes and any(count > 1 and stride != contiguous for count, stride, contiguous in stepped):
-            raise _not_contiguous(kind, "a C-contiguous copy, such as numpy.ascontiguousarray(x)")
+            raise _not_contiguous(kind, f"a C-contiguous copy, such as {_COPIES[attribute]}")
     return Memory(None, address, nbytes, source, device)
 
 
@@ -177,7 +182,7 @@ def _address_and_access(kind: str, attribute: str, interface: dict[str, Any], nb
     if not isinstance(data, tuple) or len(data) != 2 or not isinstance(data[1], bool):
         raise ArgumentTypeError(
             f"the {attribute} of a {kind} names no address: its data is not (address, read-only)",
-            hint="its buffer, or a numpy copy",
+            hint=f"a copy with memory of its own, such as {_COPIES[attribute]}",
         )
     (address,) = _whole_numbers(data[:1], f"the address in the {attribute} of a {kind}")
     # Both are lawful and would make the region other bytes than those of the array.
@@ -189,7 +194,7 @@ def _address_and_access(kind: str, attribute: str, interface: dict[str, Any], nb
         if not harmless:
             raise InvalidArgumentError(
                 f"the {attribute} of a {kind} has the key {key!r}, which cannot be honoured",
-                hint="numpy.ascontiguousarray(x)",
+                hint=_COPIES[attribute],
             )
     if nbytes:
         _check_range(address, nbytes, f"the {attribute} of a {kind}")

@@ -89,7 +89,10 @@ class Peer(_native.Peer):
 
     @property
     def path(self) -> str:
-        """The transport that would carry the next transfer: ``"local"``, ``"shm"``, ``"rdma"`` or ``"tcp"``.
+        """The transport that would carry the next transfer of host memory: "local", "shm", "rdma" or "tcp".
+
+        From GPU to GPU of one host it is ``"cuda_ipc"`` where that works: ``engine.stats()["paths"]`` counts what each
+        has carried.
 
         Empty while none would: the peer is not connected, or no path that `require` leaves can be used. While every
         RDMA port of a side is down it is another one than ``"rdma"``, and ``"rdma"`` again when a port is back. A

@@ -128,9 +128,9 @@ def copy_batch(target: Any, target_offsets: Any, source: Any, source_offsets: An
     ranges of another memory that overlap it is undefined whose bytes stay there.
 
     Args:
-        target: anything with a contiguous writable buffer, such as a region.
+        target: anything with a contiguous writable buffer, such as a region; or a region of a GPU, which has no buffer.
         target_offsets: bytes from its start, for each range: as in `TransferEngine.read`.
-        source: anything with a contiguous buffer.
+        source: anything with a contiguous buffer, or a region of a GPU.
         source_offsets: likewise.
         lengths: bytes of each range, likewise; 0 is allowed.
 
@@ -138,5 +138,6 @@ def copy_batch(target: Any, target_offsets: Any, source: Any, source_offsets: An
         ArgumentTypeError: one has no buffer, or the numbers are none.
         InvalidArgumentError: a buffer is not contiguous, `target` is read-only, or the arrays differ in length.
         OutOfRangeError: a range is not inside both; nothing was copied.
+        CudaError: a call of the CUDA driver failed. Some of it may be there.
     """
     _native.copy_batch(target, target_offsets, source, source_offsets, lengths)

@@ -132,7 +132,9 @@ class Transfer(_native.Transfer):
         on one that is UNSETTLED it waits until it is settled.
 
         Args:
-            timeout: seconds; None: as long as it takes, which is bounded by the progress timeout and the deadline.
+            timeout: seconds; None: as long as it takes. That is at most the progress timeout where the peer answers or
+                has ended; a peer whose process stands still may go on with a write when it is continued, and is waited
+                for until then.
 
         Raises:
             WaitTimeoutError: not settled in time; the buffers are still owned. It stays cancelled: call again.

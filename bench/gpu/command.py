@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -53,6 +54,15 @@ def check(device: int, plan: Plan, seconds: float, report: Path) -> bool:
     return passed
 
 
+def _check_places(report: Path) -> None:
+    """See that there is room for a report, before anything takes minutes."""
+    if report.suffix == ".json":
+        raise click.BadParameter("the same as JSON has that suffix", param_hint="--report")
+    for place in (report, report.with_suffix(".json")):
+        if not os.access(place if place.exists() else place.parent, os.W_OK):
+            raise click.BadParameter(f"{place} cannot be written", param_hint="--report")
+
+
 @click.command(help=_HELP)
 @click.option("--device", type=click.IntRange(0), default=0, show_default=True, help="CUDA ordinal of the GPU.")
 @click.option("--report", type=click.Path(path_type=Path, dir_okay=False), default=Path("moonpool-gpu-report.md"),
@@ -72,6 +82,7 @@ def main(*, device: int, report: Path, seconds: float, quick: bool, serving: boo
         elif torch_address is not None:
             move_tensor(torch_address, device)
         else:
+            _check_places(report)
             sys.exit(0 if check(device, QUICK if quick else FULL, seconds, report) else 1)
     except DriverError as error:
         raise click.ClickException(f"{error}. Is there a GPU here? See docs/gpu.md") from error

@@ -25,6 +25,9 @@ class DriverError(BenchError):
     default_code = "BENCH_CUDA"
 
 
+_OUT_OF_MEMORY: Final = 2
+
+
 class Driver:
     """libcuda with the primary context of one device, as a program that uses the GPU has it."""
 
@@ -36,6 +39,12 @@ class Driver:
             raise DriverError(f"{name} cannot be opened", cause=str(error), hint="a host with an NVIDIA GPU") from error
         self.device = device
         self.call("cuInit", 0)
+        count = ctypes.c_int()
+        self.call("cuDeviceGetCount", ctypes.byref(count))
+        if device >= count.value:
+            raise DriverError(
+                f"there is no cuda:{device}: this process sees {count.value} GPUs", hint="see CUDA_VISIBLE_DEVICES"
+            )
         self._context = ctypes.c_void_p()
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), ctypes.c_int(device))
         self.enter()
@@ -50,7 +59,9 @@ class Driver:
         if code != 0:
             name = ctypes.c_char_p()
             self._library.cuGetErrorName(code, ctypes.byref(name))
-            raise DriverError(f"{function}: {(name.value or str(code).encode()).decode()}")
+            hint = "less memory, such as a smaller --footprint" if code == _OUT_OF_MEMORY else ""
+            said = (name.value or str(code).encode()).decode()
+            raise DriverError(f"cuda:{self.device}: {function}: {said}", hint=hint)
 
     def enter(self) -> None:
         """Use the device on this thread, too."""

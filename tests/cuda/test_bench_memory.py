@@ -66,6 +66,19 @@ def test_what_does_not_go_together_is_refused(transport: str, memory: str, why: 
     assert why in " ".join(done.stderr.split())
 
 
+def test_without_a_transport_those_are_measured_that_go_with_the_memory(tmp_path: Path) -> None:
+    place = tmp_path / "result.json"
+    done = bench("--memory", "registered/cuda:0", "--json", str(place))
+    assert done.returncode == ExitStatus.OK, done.stderr
+    assert {row["transport"] for row in json.loads(place.read_text("utf-8"))["rows"]} == {"tcp"}
+
+
+def test_a_gpu_that_is_not_there_is_named(tmp_path: Path) -> None:
+    done = bench("--transport", "tcp", "--memory", "cuda:7")
+    assert done.returncode == ExitStatus.FAILED
+    assert "there is no cuda:7: this process sees" in " ".join(done.stderr.split())
+
+
 def test_a_host_without_a_gpu_is_told_so(tmp_path: Path) -> None:
     done = bench("--transport", "tcp", "--memory", "cuda:0", env=environment(tmp_path / "libcuda.so.1"))
     assert done.returncode == ExitStatus.FAILED

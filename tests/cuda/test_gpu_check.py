@@ -51,6 +51,24 @@ def test_every_part_is_made_and_reported(tmp_path: Path) -> None:
     assert "| staged TCP, GPU to GPU | pass |" in text
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--report", "/nonexistent/gpu.md"), "/nonexistent/gpu.md cannot be written"),
+        (("--report", "gpu.json"), "the same as JSON has that suffix"),
+        (("--device", "9"), "there is no cuda:9: this process sees"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, str], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run_check(*options)
+    assert done.returncode != 0
+    assert words in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_wrong_bytes_fail_the_check(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     def short(target: Any, to: Any, source: Any, begin: Any, nbytes: int) -> None:
         copy_batch(target, to, source, begin, nbytes - 1)
