@@ -24,8 +24,11 @@ constexpr size_t kChunksMax = 8;
 
 // What the stager tells, and the regions that it still needs: it may outlive the call.
 struct Shared {
-  ~Shared() {
+  ~Shared() { end_uses(); }
+  // Nothing is under way any more. The stager may not have let go of this yet.
+  void end_uses() {
     for (const auto &region : regions) region->end_use();
+    regions.clear();
   }
   std::vector<std::shared_ptr<Region>> regions;
   std::mutex mutex;
@@ -90,6 +93,7 @@ class RangeCopy {
     while (!chunks_.empty()) {
       if (Error ended = finish_oldest(); ended && !error) error = ended;
     }
+    if (!late_) shared_->end_uses();
     return error;
   }
 
@@ -217,6 +221,7 @@ class RangeCopy {
       if (!shared_->changed.wait_for(lock, timeout_, [&] { return chunk->ended; })) {
         // The others come after it. They touch no memory of the host but that of the stager.
         chunks_.clear();
+        late_ = true;
         return late("a copy");
       }
     }
@@ -245,6 +250,7 @@ class RangeCopy {
   const std::shared_ptr<Shared> shared_;
   std::deque<std::shared_ptr<Chunk>> chunks_;
   Error first_;  // of a chunk that was finished on the way
+  bool late_ = false;
 };
 
 }  // namespace

@@ -45,6 +45,8 @@ Error refused_by_peer(mp_status code) {
   } else if (code == MP_NO_MEMORY) {
     error.message += " there";
     error.hint = "the peer had no memory to pass the bytes through: a smaller cuda_staging_bytes there, or free some";
+  } else if (code == MP_TRANSPORT_UNAVAILABLE) {
+    error.hint = "cuda_staging=True at the peer lets the bytes pass through its host on their way to its GPU";
   } else if (code == MP_REGION_RELEASED) {
     error.hint = "look the region up again. Memory of a GPU that was freed while it was registered counts as released";
   }

@@ -38,7 +38,9 @@ bool TcpServerLane::Copies::wait(int64_t until) {
 // Of a descriptor that passed its check. The memory is looked at once for each region of a request.
 mp_status TcpServerLane::note_device(uint32_t desc, const Region &region) {
   mp_status status = MP_OK;
-  if (device_ != nullptr && region.device->context() != device_->context()) {
+  if (!engine_.config.cuda_staging) {
+    status = MP_TRANSPORT_UNAVAILABLE;
+  } else if (device_ != nullptr && region.device->context() != device_->context()) {
     status = MP_INVALID_ARGUMENT;
   } else if (region.device != device_) {
     status = region.device->check_alive().code;

@@ -205,3 +205,14 @@ def test_copies_that_were_late_and_end_while_the_engine_closes_leave_nothing(
     engine.close()
     # What the fixture looks at.
     assert cuda.alive("pinned") == 0
+
+
+@pytest.mark.parametrize("to_gpu", [True, False])
+def test_a_region_can_be_released_at_once(cuda: FakeCuda, open_cuda_engine: OpenEngine, to_gpu: bool) -> None:
+    engine = open_cuda_engine()
+    memory, host = cuda.memory(bytes(SIZE)), bytearray(SIZE)
+    for _ in range(200):
+        region = engine.register(memory)
+        copy_batch(*((region, 0, host, 0) if to_gpu else (host, 0, region, 0)), 100)
+        region.release()
+    cuda.free(memory.address)

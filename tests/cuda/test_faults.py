@@ -17,6 +17,7 @@ from moonpool.transfer_engine import (
     InvalidArgumentError,
     MoonpoolError,
     RegionReleasedError,
+    TransportUnavailableError,
 )
 
 OUT_OF_MEMORY = 2
@@ -145,6 +146,15 @@ def test_memory_of_two_gpus_is_not_one_transfer(connect: Connect, cuda: FakeCuda
         assert cuda.peek(other.address, 1000) == content(2)[:1000].tobytes()
         ends.engine.close()
         cuda.free(other.address)
+
+
+def test_without_staging_nothing_passes_through_the_host_of_the_peer(connect: Connect) -> None:
+    ends = connect("hd", cuda_staging=False)
+    for start in (ends.engine.write, ends.engine.read):
+        with pytest.raises(TransportUnavailableError, match="cuda_staging"):
+            start(ends.peer, ends.here.region, ends.remote).wait(30)
+    assert ends.there.peek() == content(2).tobytes()
+    assert ends.server.stats()["staged_to_gpu_bytes"] == 0
 
 
 STARTING = """
