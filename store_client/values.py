@@ -301,6 +301,13 @@ def _memory_of(engine: TransferEngine, given: Any, count: int, *, writable: bool
 def _view_of(one: Any, writable: bool, what: str, index: int) -> memoryview:
     try:
         view = memoryview(one)
+    except BufferError as error:
+        raise StoreArgumentError(
+            f"{what}: a buffer cannot be looked at",
+            item=index,
+            cause=str(error),
+            hint="(region, offsets, lengths) for memory of a GPU",
+        ) from error
     except TypeError:
         # numpy exports no buffer for some of its own types (bfloat16), but has the bytes.
         if not isinstance(one, np.ndarray) or not one.flags.c_contiguous:

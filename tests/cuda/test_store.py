@@ -14,7 +14,7 @@ from fake_cuda import DeviceMemory, FakeCuda
 from store_testing import keys, locate, spoil, unheard
 
 from moonpool.cluster import LocalCluster, local_cluster
-from moonpool.store_client import ROOT, ChunkConflictError, Outcome, StoreClient
+from moonpool.store_client import ROOT, ChunkConflictError, Outcome, StoreArgumentError, StoreClient
 from moonpool.store_client.packing import NO_SEGMENT
 from moonpool.transfer_engine import LEAF_BYTES, CudaError, Region, RegionReleasedError
 
@@ -125,6 +125,12 @@ def test_spoilt_bytes_are_no_hit(
             spoil(client, extent, 64 + 1000)
     got = client.get_into(namespace, names, (region, 0, 300_000))
     assert list(got.outcomes) == [Outcome.CORRUPT]
+
+
+def test_a_region_of_a_gpu_is_no_buffer(client: StoreClient, region: Region, namespace: str) -> None:
+    for call in (client.put, client.get_into):
+        with pytest.raises(StoreArgumentError, match=r"memory of a GPU"):
+            call(namespace, keys(1), [region])
 
 
 def calls_with(client: StoreClient, region: Region, namespace: str) -> list[Callable[[], object]]:
