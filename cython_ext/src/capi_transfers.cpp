@@ -18,7 +18,7 @@ Error check_device(const Transfer &transfer, const Region &region) {
     return make_error(MP_INVALID_ARGUMENT, "the local regions are memory of several GPUs or contexts",
                       "one transfer for each of them");
   }
-  Error error = region.device->check_alive();
+  Error error = region.check_memory();
   if (error) error.message = "local " + region.label() + ": " + error.message;
   return error;
 }

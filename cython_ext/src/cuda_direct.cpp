@@ -19,11 +19,12 @@ constexpr int64_t kLongestPauseNs = 1'000'000;
 
 }  // namespace
 
-DirectCopier::DirectCopier(std::shared_ptr<const DeviceMemory> memory, uint32_t spin_us)
+DirectCopier::DirectCopier(std::shared_ptr<const DeviceMemory> memory, uint32_t spin_us, int64_t patience_ns)
     : memory_(std::move(memory)),
       driver_(memory_->driver()),
       spin_ns_(int64_t{spin_us} * 1000),
-      copier_(std::make_unique<PieceCopier>(driver_, memory_->context())) {}
+      patience_ns_(patience_ns),
+      copier_(std::make_unique<PieceCopier>(driver_, memory_->context(), patience_ns)) {}
 
 DirectCopier::~DirectCopier() {
   const ContextScope scope(driver_, memory_->context());
@@ -58,6 +59,10 @@ Error DirectCopier::copy(std::vector<Piece> pieces, Reach reach, int64_t timeout
     }
     give_back(lane);
   }
+  if (result == kNotReady) {
+    return make_error(MP_DEADLINE, "copies before this one in memory of a GPU make no progress",
+                      "see whether the GPU hangs (nvidia-smi); a longer progress_timeout where it is only busy");
+  }
   return result == kSuccess ? Error{} : call_error(driver_, result, "cannot copy in memory of a GPU");
 }
 
@@ -77,7 +82,7 @@ Result DirectCopier::take(Lane **out) {
     return kSuccess;
   }
   // All of them late: the device hangs.
-  const auto patience = std::chrono::seconds(10);
+  const auto patience = std::chrono::nanoseconds(patience_ns_);
   if (!returned_.wait_for(lock, patience, [this] { return !idle_.empty(); })) return kNotReady;
   *out = idle_.back();
   idle_.pop_back();

@@ -16,7 +16,8 @@ namespace moonpool::cuda {
 // Of one context. Thread-safe; threads do not wait for each other's copies unless there are very many of them.
 class DirectCopier {
  public:
-  DirectCopier(std::shared_ptr<const DeviceMemory> memory, uint32_t spin_us);
+  // patience_ns: how long a copy waits for those before it to make room.
+  DirectCopier(std::shared_ptr<const DeviceMemory> memory, uint32_t spin_us, int64_t patience_ns);
   ~DirectCopier();
   DirectCopier(const DirectCopier &) = delete;
   DirectCopier &operator=(const DirectCopier &) = delete;
@@ -38,6 +39,7 @@ class DirectCopier {
   const std::shared_ptr<const DeviceMemory> memory_;  // keeps its context
   const Driver &driver_;
   const int64_t spin_ns_;
+  const int64_t patience_ns_;
   std::unique_ptr<PieceCopier> copier_;
   std::mutex mutex_;
   std::condition_variable returned_;

@@ -35,7 +35,7 @@ void join_pieces(std::vector<Piece> *pieces);
 class PieceCopier {
  public:
   // patience_ns: how long a copy waits for kernels before it to end. A device on which none does hangs.
-  PieceCopier(const Driver &driver, Context context, int64_t patience_ns = 10'000'000'000)
+  PieceCopier(const Driver &driver, Context context, int64_t patience_ns)
       : driver_(driver), context_(context), patience_ns_(patience_ns) {}
   // Waits for nothing: whoever enqueued has waited for the stream. The context may be gone.
   ~PieceCopier();

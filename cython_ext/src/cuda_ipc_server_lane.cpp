@@ -211,7 +211,7 @@ void CudaIpcServerLane::find_locked(uint64_t key, cuda_ipc::Response *response) 
   if (free_slots_.empty()) {
     return refuse(make_error(MP_LIMIT, "more regions than one client uses at a time"), response);
   }
-  Error error = region->device->check_alive();
+  Error error = region->check_memory();
   if (!error) error = cuda_ipc::describe(*region->device, &response->found);
   if (error) return refuse(error, response);
   const uint32_t slot = free_slots_.back();
@@ -237,6 +237,11 @@ std::shared_ptr<const Fd> CudaIpcServerLane::part_locked(const cuda_ipc::Request
     return nullptr;
   }
   auto fd = std::make_shared<Fd>();
+  // Other memory may have been mapped there since it was found.
+  if (Error error = region->check_memory()) {
+    refuse(error, response);
+    return nullptr;
+  }
   if (Error error = cuda_ipc::export_part(*region->device, request.part, fd.get(), &response->header.bytes)) {
     refuse(error, response);
     return nullptr;

@@ -82,7 +82,7 @@ class RangeCopy {
       if (side->region == nullptr) continue;
       if (!side->region->begin_use()) return make_error(MP_REGION_RELEASED, side->region->label() + " is released");
       shared_->regions.push_back(side->region);
-      if (Error error = side->region->device->check_alive()) return error;
+      if (Error error = side->region->check_memory()) return error;
     }
     const bool direct =
         direction_ == Stager::kOnDevice || is_pinned((to_.region != nullptr ? to_ : from_).region->device->driver(),

@@ -27,12 +27,13 @@ void Slot::reset() {
   if (const std::shared_ptr<Stager> owner = std::exchange(owner_, nullptr)) owner->give_back(use_, data_);
 }
 
-Stager::Stager(std::shared_ptr<const DeviceMemory> memory, uint64_t ring_bytes, uint32_t spin_us,
+Stager::Stager(std::shared_ptr<const DeviceMemory> memory, uint64_t ring_bytes, uint32_t spin_us, int64_t patience_ns,
                StagerCounters &counters)
     : memory_(std::move(memory)),
       driver_(memory_->driver()),
       ring_bytes_(ring_bytes),
       spin_ns_(int64_t{spin_us} * 1000),
+      patience_ns_(patience_ns),
       counters_(counters) {}
 
 Stager::~Stager() { join(); }
@@ -171,7 +172,7 @@ bool Stager::turn() {
 
 Error Stager::prepare(Direction direction) {
   if (entered_ != kSuccess) return failed(entered_, "cannot use the CUDA context of the memory");
-  if (copier_ == nullptr) copier_ = std::make_unique<PieceCopier>(driver_, memory_->context());
+  if (copier_ == nullptr) copier_ = std::make_unique<PieceCopier>(driver_, memory_->context(), patience_ns_);
   Stream &stream = streams_[direction];
   if (stream != nullptr) return {};
   const Result result = driver_.stream_create(&stream, kStreamNonBlocking, 0);
@@ -374,7 +375,7 @@ std::shared_ptr<Stager> Staging::stager(const std::shared_ptr<const DeviceMemory
   std::lock_guard lock(mutex_);
   std::shared_ptr<Stager> &stager = stagers_[memory->context()];
   if (stager == nullptr) {
-    stager = std::make_shared<Stager>(memory, ring_bytes_, spin_us_, counters);
+    stager = std::make_shared<Stager>(memory, ring_bytes_, spin_us_, patience_ns_, counters);
     if (closed_) stager->begin_close(0);
   }
   return stager;
@@ -383,9 +384,9 @@ std::shared_ptr<Stager> Staging::stager(const std::shared_ptr<const DeviceMemory
 std::shared_ptr<DirectCopier> Staging::direct(const std::shared_ptr<const DeviceMemory> &memory) {
   std::lock_guard lock(mutex_);
   // Whoever has come this late keeps it for itself.
-  if (closed_) return std::make_shared<DirectCopier>(memory, spin_us_);
+  if (closed_) return std::make_shared<DirectCopier>(memory, spin_us_, patience_ns_);
   std::shared_ptr<DirectCopier> &direct = direct_[memory->context()];
-  if (direct == nullptr) direct = std::make_shared<DirectCopier>(memory, spin_us_);
+  if (direct == nullptr) direct = std::make_shared<DirectCopier>(memory, spin_us_, patience_ns_);
   return direct;
 }
 

@@ -71,7 +71,9 @@ class Stager : public std::enable_shared_from_this<Stager> {
   using Done = std::function<void(const Error &)>;
   using Ready = std::function<void(Slot, const Error &)>;
 
-  Stager(std::shared_ptr<const DeviceMemory> memory, uint64_t ring_bytes, uint32_t spin_us, StagerCounters &counters);
+  // patience_ns: how long its thread waits for kernels to end before it begins another one.
+  Stager(std::shared_ptr<const DeviceMemory> memory, uint64_t ring_bytes, uint32_t spin_us, int64_t patience_ns,
+         StagerCounters &counters);
   ~Stager();
 
   // A piece if one is free; nothing otherwise.
@@ -134,6 +136,7 @@ class Stager : public std::enable_shared_from_this<Stager> {
   const Driver &driver_;
   const uint64_t ring_bytes_;
   const int64_t spin_ns_;
+  const int64_t patience_ns_;
   StagerCounters &counters_;
 
   std::mutex mutex_;
@@ -160,7 +163,8 @@ class Stager : public std::enable_shared_from_this<Stager> {
 // The stagers of an engine, one for each context that its regions are in.
 class Staging {
  public:
-  Staging(uint64_t ring_bytes, uint32_t spin_us) : ring_bytes_(ring_bytes), spin_us_(spin_us) {}
+  Staging(uint64_t ring_bytes, uint32_t spin_us, int64_t patience_ns)
+      : ring_bytes_(ring_bytes), spin_us_(spin_us), patience_ns_(patience_ns) {}
 
   std::shared_ptr<Stager> stager(const std::shared_ptr<const DeviceMemory> &memory);
   std::shared_ptr<DirectCopier> direct(const std::shared_ptr<const DeviceMemory> &memory);
@@ -171,6 +175,7 @@ class Staging {
  private:
   const uint64_t ring_bytes_;
   const uint32_t spin_us_;
+  const int64_t patience_ns_;
   std::mutex mutex_;
   bool closed_ = false;
   std::map<Context, std::shared_ptr<Stager>> stagers_;

@@ -83,7 +83,7 @@ Engine::Engine(Config resolved, std::vector<std::unique_ptr<Transport>> all)
       identity{config.name, random_id(), config.secret},
       regions(config.regions_max),
       notifications(config.notifications_max),
-      staging(config.cuda_staging_bytes, config.spin_us) {}
+      staging(config.cuda_staging_bytes, config.spin_us, int64_t{config.progress_timeout_ms} * kMillisecond) {}
 
 Engine::~Engine() { close(); }
 

@@ -112,6 +112,14 @@ mp_status Region::share_device(std::shared_ptr<UseTable> table, uint32_t slot) {
   return MP_OK;
 }
 
+Error Region::check_memory() const {
+  Error error = device->check_alive();
+  if (error.code != MP_REGION_RELEASED) return error;
+  std::lock_guard lock(mutex_);
+  for (const Share &share : shares_) share.table->withdraw(share.slot);
+  return error;
+}
+
 void Region::unshare(const UseTable &table) {
   std::lock_guard lock(mutex_);
   std::erase_if(shares_, [&](const Share &share) {

@@ -83,6 +83,8 @@ class Region {
   // The same for memory of a GPU, which is imported by handle or descriptor.
   mp_status share_device(std::shared_ptr<UseTable> table, uint32_t slot);
   void unshare(const UseTable &table);
+  // Whether its memory, a GPU's, is still what it was. Peers that have imported what was freed use it no more.
+  Error check_memory() const;
   // Its registrations for RDMA, or nullptr.
   std::shared_ptr<RdmaMemory> rdma() const;
   void set_rdma(std::shared_ptr<RdmaMemory> registrations);

@@ -43,7 +43,7 @@ mp_status TcpServerLane::note_device(uint32_t desc, const Region &region) {
   } else if (device_ != nullptr && region.device->context() != device_->context()) {
     status = MP_INVALID_ARGUMENT;
   } else if (region.device != device_) {
-    status = region.device->check_alive().code;
+    status = region.check_memory().code;
   }
   if (status != MP_OK) {
     addresses_[desc] = nullptr;

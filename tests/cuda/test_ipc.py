@@ -16,7 +16,7 @@ from engine_testing.patterns import pattern
 from engine_testing.places import why_no_unshare
 from fake_cuda import FakeCuda
 
-from moonpool.transfer_engine import MoonpoolError, PeerState, Region, TransferEngine
+from moonpool.transfer_engine import MoonpoolError, PeerState, Region, RegionReleasedError, TransferEngine
 
 from .conftest import OpenEngine
 
@@ -188,6 +188,44 @@ def test_memory_that_was_freed_and_came_back_is_another_region(
         owner.ask("free", name=f"kv {round_}")
     assert len(addresses) == 1, "the address came back, which is what this is about"
     assert paths(engine) == {"cuda_ipc": 3}
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_memory_that_its_owner_freed_is_not_imported(
+    owner: Owner, cuda: FakeCuda, open_cuda_engine: OpenEngine, again: bool
+) -> None:
+    engine, here = open_here(open_cuda_engine, cuda)
+    owner.ask("add", name="kv", nbytes=SIZE)
+    peer = engine.connect(owner.address)
+    remote = peer.regions.wait("kv", 60.0)
+    owner.ask("free", name="kv")
+    if again:
+        owner.ask("add", name="other", nbytes=SIZE, seed=1)
+    for _ in range(2):
+        with pytest.raises(RegionReleasedError):
+            engine.read(peer, here.region, remote).wait()
+    assert here.content == bytes(SIZE)
+
+
+def test_once_an_owner_knows_that_memory_was_freed_nobody_uses_it(
+    owner: Owner, cuda: FakeCuda, open_cuda_engine: OpenEngine
+) -> None:
+    engine, here = open_here(open_cuda_engine, cuda)
+    owner.ask("add", name="kv", nbytes=SIZE)
+    peer = engine.connect(owner.address)
+    remote = peer.regions.wait("kv", 60.0)
+    engine.read(peer, here.region, remote).wait()
+    assert list(paths(engine)) == ["cuda_ipc"]
+    owner.ask("free", name="kv")
+    other, there = open_here(open_cuda_engine, cuda, transports="tcp")
+    second = other.connect(owner.address)
+    with pytest.raises(RegionReleasedError):
+        other.read(second, there.region, second.regions.wait("kv", 60.0)).wait()
+    here.content = bytes(SIZE)
+    for start in (engine.read, engine.write):
+        with pytest.raises(RegionReleasedError):
+            start(peer, here.region, remote).wait()
+    assert here.content == bytes(SIZE)
 
 
 def test_a_region_that_peers_may_not_write_is_not_written(

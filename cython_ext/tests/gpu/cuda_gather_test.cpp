@@ -13,6 +13,8 @@ namespace {
 using cuda::Piece;
 using cuda::PieceCopier;
 
+constexpr int64_t kPatienceNs = 10'000'000'000;
+
 // Every second block of a cache to a chunk, one after the other.
 std::vector<Piece> gather(cuda::Pointer chunk, cuda::Pointer cache, size_t count, uint64_t nbytes) {
   std::vector<Piece> pieces;
@@ -63,7 +65,7 @@ TEST_F(CudaGather, SmallPiecesTakeOneLaunch) {
     const std::vector<Piece> pieces = gather(chunk, cache, count, nbytes);
     const cuda::Stream on = stream();
     fakeCudaForgetCalls();
-    PieceCopier copier(*driver, context);
+    PieceCopier copier(*driver, context, kPatienceNs);
     ASSERT_EQ(enqueue(copier, pieces, on), cuda::kSuccess);
     EXPECT_EQ(copy_calls(), 1u);
     EXPECT_EQ(fakeCudaCalls("cuLaunchKernel"), 1u);
@@ -84,7 +86,7 @@ TEST_F(CudaGather, TheKernelCopiesEveryLengthAndNothingBeside) {
     at = (at + nbytes + 80) / 16 * 16;
   }
   const cuda::Stream on = stream();
-  PieceCopier copier(*driver, context);
+  PieceCopier copier(*driver, context, kPatienceNs);
   ASSERT_EQ(enqueue(copier, pieces, on), cuda::kSuccess);
   EXPECT_EQ(fakeCudaCalls("cuLaunchKernel"), 1u);
   ASSERT_EQ(driver->stream_synchronize(on), cuda::kSuccess);
@@ -99,7 +101,7 @@ TEST_F(CudaGather, LargeOrUnalignedPiecesTakeOneBatch) {
     const std::vector<Piece> pieces = gather(chunk, cache + skip, count, nbytes);
     const cuda::Stream on = stream();
     fakeCudaForgetCalls();
-    PieceCopier copier(*driver, context);
+    PieceCopier copier(*driver, context, kPatienceNs);
     ASSERT_EQ(enqueue(copier, pieces, on), cuda::kSuccess);
     EXPECT_EQ(copy_calls(), 1u);
     EXPECT_EQ(fakeCudaCalls("cuMemcpyBatchAsync"), 1u);
@@ -116,7 +118,7 @@ TEST_F(CudaGather, ADriverWithoutBatchesLaunchesForAll) {
   const cuda::Pointer cache = allocate(source), chunk = allocate(Bytes(4 * nbytes));
   const std::vector<Piece> pieces = gather(chunk, cache, 4, nbytes);
   const cuda::Stream on = stream();
-  PieceCopier copier(older, context);
+  PieceCopier copier(older, context, kPatienceNs);
   ASSERT_EQ(enqueue(copier, pieces, on), cuda::kSuccess);
   EXPECT_EQ(copy_calls(), 1u);
   ASSERT_EQ(driver->stream_synchronize(on), cuda::kSuccess);
@@ -129,7 +131,7 @@ TEST_F(CudaGather, WhatIsContiguousIsOneCopy) {
   std::vector<Piece> pieces;
   for (uint64_t at = 0; at < source.size(); at += 1024) pieces.push_back({to + at, from + at, 1024});
   const cuda::Stream on = stream();
-  PieceCopier copier(*driver, context);
+  PieceCopier copier(*driver, context, kPatienceNs);
   ASSERT_EQ(enqueue(copier, pieces, on), cuda::kSuccess);
   EXPECT_EQ(copy_calls(), 1u);
   EXPECT_EQ(fakeCudaCalls("cuMemcpyAsync"), 1u);
@@ -146,7 +148,7 @@ TEST_F(CudaGather, WithoutAKernelItIsStillRight) {
   const cuda::Pointer cache = allocate(source), chunk = allocate(Bytes(10 * 256));
   const std::vector<Piece> pieces = gather(chunk, cache, 10, 256);
   const cuda::Stream on = stream();
-  PieceCopier copier(older, context);
+  PieceCopier copier(older, context, kPatienceNs);
   ASSERT_EQ(enqueue(copier, pieces, on), cuda::kSuccess);
   EXPECT_EQ(fakeCudaCalls("cuLaunchKernel"), 0u);
   ASSERT_EQ(driver->stream_synchronize(on), cuda::kSuccess);
@@ -158,7 +160,7 @@ TEST_F(CudaGather, ATableIsNotChangedWhileAKernelMayReadIt) {
   const cuda::Pointer cache = allocate(source);
   std::vector<cuda::Pointer> chunks;
   const cuda::Stream on = stream();
-  PieceCopier copier(*driver, context);
+  PieceCopier copier(*driver, context, kPatienceNs);
   fakeCudaHold(1);
   for (uint64_t n = 0; n < 5; ++n) {
     chunks.push_back(allocate(Bytes(64)));
@@ -186,8 +188,8 @@ TEST_F(CudaGather, ADeviceThatHangsHoldsNobodyUpForEver) {
   const cuda::Pointer cache = allocate(source), chunk = allocate(Bytes(64));
   const cuda::Stream on = stream();
   const std::vector<Piece> pieces{{chunk, cache, 16}, {chunk + 32, cache + 64, 16}};
-  constexpr int64_t kPatience = 300'000'000;
-  PieceCopier copier(*driver, context, kPatience);
+  constexpr int64_t kShort = 300'000'000;
+  PieceCopier copier(*driver, context, kShort);
   fakeCudaHold(1);
   bool begun = false;
   cuda::Result result = cuda::kSuccess;
@@ -202,7 +204,7 @@ TEST_F(CudaGather, ADeviceThatHangsHoldsNobodyUpForEver) {
   for (int n = 0; n < 100; ++n) {
     EXPECT_EQ(copier.enqueue(pieces, cuda::Reach::kWithinDevice, on, &begun), cuda::kNotReady);
   }
-  EXPECT_LT(now_ns() - began, 10 * kPatience);
+  EXPECT_LT(now_ns() - began, 10 * kShort);
   fakeCudaHold(0);
   ASSERT_EQ(driver->stream_synchronize(on), cuda::kSuccess);
   for (int n = 0; n < launched; ++n) ASSERT_EQ(enqueue(copier, pieces, on), cuda::kSuccess);
@@ -213,7 +215,7 @@ TEST_F(CudaGather, ADeviceThatHangsHoldsNobodyUpForEver) {
 TEST_F(CudaGather, AfterAnErrorOfTheDriverItGoesOn) {
   const cuda::Pointer cache = allocate(Bytes(4096)), chunk = allocate(Bytes(2048));
   const cuda::Stream on = stream();
-  PieceCopier copier(*driver, context);
+  PieceCopier copier(*driver, context, kPatienceNs);
   for (const char *const call : {"cuEventCreate", "cuMemHostAlloc", "cuLaunchKernel"}) {
     ASSERT_EQ(fakeCudaSet(("fail=" + std::string(call) + ":1:2").c_str()), 0);
     EXPECT_EQ(enqueue(copier, gather(chunk, cache, 8, 256), on), cuda::kOutOfMemory) << call;
@@ -229,7 +231,7 @@ TEST_F(CudaGather, ADeviceThatHasNoBatchesGetsAKernel) {
   const cuda::Pointer cache = allocate(source), chunk = allocate(Bytes(4 * 1000));
   const std::vector<Piece> pieces = gather(chunk, cache, 4, 1000);
   const cuda::Stream on = stream();
-  PieceCopier copier(*driver, context);
+  PieceCopier copier(*driver, context, kPatienceNs);
   ASSERT_EQ(enqueue(copier, pieces, on), cuda::kSuccess);
   ASSERT_EQ(driver->stream_synchronize(on), cuda::kSuccess);
   EXPECT_EQ(peek(chunk, 4000), expected(pieces, chunk, Bytes(4000), cache, source));
@@ -243,7 +245,7 @@ TEST_F(CudaGather, NoKernelReachesForAnotherDevice) {
   cuda::Driver older = *driver;
   older.copy_batch = nullptr;
   for (const cuda::Driver *const one : {driver, const_cast<const cuda::Driver *>(&older)}) {
-    PieceCopier copier(*one, context);
+    PieceCopier copier(*one, context, kPatienceNs);
     ASSERT_EQ(enqueue(copier, pieces, on, cuda::Reach::kAnywhere), cuda::kSuccess);
   }
   ASSERT_EQ(driver->stream_synchronize(on), cuda::kSuccess);
@@ -262,7 +264,7 @@ TEST_F(CudaGather, PinnedMemoryOfTheHostIsASourceAndATarget) {
   const auto chunk = reinterpret_cast<cuda::Pointer>(pinned);
   const cuda::Stream on = stream();
   {
-    PieceCopier copier(*driver, context);
+    PieceCopier copier(*driver, context, kPatienceNs);
     std::vector<Piece> back, there;
     for (uint64_t i = 0; i < 8; ++i) {
       there.push_back({cache + 1024 * i, chunk + 256 * i, 256});
