@@ -26,7 +26,7 @@ uint64_t page_bytes() {
 }
 
 // The kernel insists that a registration starts as far into a page as its memory does.
-uint64_t start_of(const uint8_t *base) { return reinterpret_cast<uintptr_t>(base) % kHugePageBytes; }
+uint64_t start_of(const uint8_t *base) { return reinterpret_cast<uintptr_t>(base) % page_bytes(); }
 
 Error explain(const RdmaDevice &device, uint64_t length, int err) {
   Error error =
