@@ -103,8 +103,9 @@ Error RdmaMemory::add_all(const Source &source, const std::vector<Piece> &pieces
   return {};
 }
 
-// Pieces end at multiples of piece_bytes_ from a point before the region, which is start_ bytes away: where huge pages
-// end, or where the allocations end that a GPU's memory is made of.
+// Pieces end at multiples of piece_bytes_ from a point before the region, which is start_ bytes away: where pages end
+// (huge ones too where the memory begins with one; more would tell peers where it lies), or where the allocations end
+// that a GPU's memory is made of.
 Error RdmaMemory::cut(const Source &source, uint64_t piece_max, std::vector<Piece> *pieces) {
   cuda::Layout layout;
   if (source.gpu != nullptr) {

@@ -2,6 +2,8 @@
 //
 // Bytes over the rdma transport: every shape of transfer arrives as it was, over every rail, in as few requests as it
 // takes.
+#include <unistd.h>
+
 #include <barrier>
 #include <deque>
 
@@ -31,9 +33,9 @@ class EngineRdmaShapes : public EngineRdma, public ::testing::WithParamInterface
     for (const mp_op op : {MP_WRITE, MP_READ}) expect_moved(op, items);
     EXPECT_EQ(moved_by("tcp"), 0);
   }
-  // Pieces end at multiples of their size from a huge page on, and the memory begins somewhere in one.
+  // Pieces end at multiples of their size from a page on, and the memory begins somewhere in one.
   static int64_t pieces_of(const Bytes &memory, uint64_t piece_bytes) {
-    const uint64_t begin = reinterpret_cast<uintptr_t>(memory.data()) % (2 * kMiB);
+    const uint64_t begin = reinterpret_cast<uintptr_t>(memory.data()) % static_cast<uint64_t>(getpagesize());
     return static_cast<int64_t>((begin + memory.size() + piece_bytes - 1) / piece_bytes);
   }
 };
