@@ -68,7 +68,7 @@ sanitize-address sanitize-thread: sanitize-%: $(STAMPS)/system-test
 	@$(SUITE) native-$* tools/native-tests.sh $*
 
 .PHONY: fuzz
-fuzz: $(STAMPS)/system-fuzz  ## Look for faults in every decoder for 30 seconds each (FUZZ_SECONDS=, FUZZ_RUNS=, TARGETS=)
+fuzz: $(STAMPS)/system-fuzz  ## Look for faults in every decoder for 20 seconds each (FUZZ_SECONDS=, FUZZ_RUNS=, TARGETS=)
 	@$(SUITE) fuzz tools/fuzz.sh run $(TARGETS)
 
 .PHONY: fuzz-minimise

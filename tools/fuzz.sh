@@ -3,7 +3,7 @@
 #
 # Builds the fuzz targets and runs them, as many at once as there are cores (docs/hardening.md).
 #
-#   tools/fuzz.sh run [TARGET...]        look for faults: FUZZ_SECONDS each (30), or FUZZ_RUNS inputs each
+#   tools/fuzz.sh run [TARGET...]        look for faults: FUZZ_SECONDS each (20), or FUZZ_RUNS inputs each
 #   tools/fuzz.sh replay TARGET FILE...  run a target once over each file
 #   tools/fuzz.sh minimise [TARGET...]   keep of all that was found what reaches something of its own
 #   tools/fuzz.sh coverage [TARGET...]   what the kept corpora reach, per source file
@@ -51,7 +51,7 @@ fuzzer() {  # TARGET ARGUMENT...
 }
 
 run_one() {  # TARGET
-  local target=$1 log=$work/$1.log limits=("-max_total_time=${FUZZ_SECONDS:-30}")
+  local target=$1 log=$work/$1.log limits=("-max_total_time=${FUZZ_SECONDS:-20}")
   [[ -z ${FUZZ_RUNS-} ]] || limits=("-runs=$FUZZ_RUNS" "-max_total_time=${FUZZ_SECONDS:-0}")
   write_seeds "$target"
   if fuzzer "$target" "${limits[@]}" -print_final_stats=1 "-artifact_prefix=$work/findings/$target-" \
