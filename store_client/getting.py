@@ -39,6 +39,7 @@ __all__ = ["GetRequest", "get"]
 # numpy takes an enumeration for an object to be asked about itself, at every use.
 _OK: Final = int(Outcome.OK)
 _MISS: Final = int(Outcome.MISS)
+_CORRUPT: Final = int(Outcome.CORRUPT)
 # Where a replica is read from: never tried again, spoilt a moment ago, rather not, farther away.
 _TRIED: Final = 1000
 _SPOILT: Final = 500
@@ -120,8 +121,11 @@ def _get_some(core: Core, request: GetRequest, items: npt.NDArray[np.intp]) -> N
             return
         # Whatever it was, the master may know better by now.
         core.locations.forget(request.namespace, request.hashes_of(items))
-        request.begin_again(items)
-    _fetch(core, request, _locate(core, request, items))
+    located = _locate(core, request, items)
+    if known is not None:
+        # What this get has found spoilt, and is nowhere now, may be gone at its word: that it was spoilt is the answer.
+        request.begin_again(items[(request.outcomes[items] != _CORRUPT) | np.isin(items, located.items)])
+    _fetch(core, request, located)
 
 
 def _fetch(core: Core, request: GetRequest, located: _Located) -> None:

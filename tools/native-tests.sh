@@ -34,11 +34,13 @@ run_part() {  # EXECUTABLE PART PARTS
     return
   }
   cat "$log"
+  mv "$log" "$log.failed"
   return 1
 }
 # What runs in the background does not hear Ctrl-C.
 trap 'kill $(jobs -p) 2>/dev/null' INT TERM
 running=0 failed=0
+rm -f "$build"/*.log.failed
 for part in moonpool_native_tests:{0..3}:4 rdma/moonpool_rdma_tests:{0..1}:2 gpu/moonpool_gpu_tests:0:1 index/moonpool_index_tests:0:1; do
   if ((running == ${JOBS:-2})); then
     wait -n || failed=1

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Runs one suite and notes how long it took, and how many cores it kept busy: tools/suite.sh NAME COMMAND...
-# The notes of all suites are in build/suites.txt; `tools/suite.sh --summary` prints them.
+# The notes of all suites are in build/suites.txt; `tools/suite.sh --summary` prints them, and which native tests failed.
 set -euo pipefail
 
 notes=build/suites.txt
@@ -20,6 +20,8 @@ if [[ ${1-} == --summary ]]; then
       for (i = 1; i <= count; i++) line(wall[names[i]], busy[names[i]], names[i], outcome[names[i]])
       line(total, total_busy, "total", "")
     }' "$notes"
+  # Native tests come long before the others: what failed is said again.
+  find build -name '*.log.failed' -exec tail -v -n 40 {} +
   exit 0
 fi
 

@@ -305,7 +305,7 @@ TEST_F(EngineShmRaw, OverTcpItIsRefused) {
 // A client that has begun a copy and never ends it. The owner's patience is short here.
 class EngineShmStuck : public EngineShmRaw {
  protected:
-  explicit EngineShmStuck(uint32_t progress_timeout_ms = 200) : EngineShmRaw(progress_timeout_ms) {}
+  explicit EngineShmStuck(uint32_t progress_timeout_ms = 500) : EngineShmRaw(progress_timeout_ms) {}
   void SetUp() override {
     EngineShmRaw::SetUp();
     ASSERT_TRUE(client_.map(key("mapped"), &mapping_));

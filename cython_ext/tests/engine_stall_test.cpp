@@ -27,6 +27,8 @@ class EngineStall : public ::testing::Test {
   }
   TransferHandle start(mp_op op, int64_t bytes = 4096) { return submit(peer_, op, region_, remote_, {{0, 0, bytes}}); }
 
+  // Long enough for an answer that is given at once, on a machine with other things to do.
+  static constexpr uint32_t kPatient = 500;
   static constexpr uint32_t kNever = static_cast<uint32_t>(kPatienceNs / kMillisecond);
   // Before the engines, since registered memory has to outlive them.
   Bytes memory_ = random_data(kBytes, 1);
@@ -38,7 +40,7 @@ class EngineStall : public ::testing::Test {
 };
 
 TEST_F(EngineStall, ALaneWithoutProgressIsReplacedAndTheReadAskedForAgain) {
-  connect(100);
+  connect(kPatient);
   const TransferHandle reading = start(MP_READ);
   ASSERT_TRUE(receive_request(target_.lane(0)));  // and no answer
   const auto again = receive_request(target_.lane(1));
@@ -51,7 +53,7 @@ TEST_F(EngineStall, ALaneWithoutProgressIsReplacedAndTheReadAskedForAgain) {
 }
 
 TEST_F(EngineStall, AWriteIsSentAgainOnlyAfterTheOldLaneIsFenced) {
-  connect(100);
+  connect(kPatient);
   const TransferHandle writing = start(MP_WRITE);
   ASSERT_TRUE(receive_request(target_.lane(0)));
   const uint64_t lane_id = target_.lane_id(0);
@@ -83,7 +85,7 @@ TEST_F(EngineStall, AnAnswerBeforeTheRequestIsThereEndsTheLane) {
 }
 
 TEST_F(EngineStall, AnAnswerToAnotherFenceChangesNothing) {
-  connect(100);
+  connect(kPatient);
   const TransferHandle writing = start(MP_WRITE);
   ControlMessage message;
   ASSERT_TRUE(receive_message(target_.control(), &message));

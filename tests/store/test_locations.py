@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
 import numpy as np
 import pytest
-from store_testing import content, key, keys
+from engine_testing.leaks import eventually
+from store_testing import content, key, keys, locate, spoil
 
 from moonpool.cluster import LocalCluster, local_cluster
 from moonpool.proto.errors import MasterUnavailableError
@@ -70,6 +72,31 @@ def test_a_reply_that_is_older_than_what_was_forgotten_is_not_kept() -> None:
     table.forget("a", hash_)
     table.keep("a", 0, hash_, extents(1), 10.0, MASTER, asked)
     assert table.find("a", 0, hash_, MASTER, 0.0) is None
+
+
+def test_what_a_get_has_found_spoilt_is_no_miss_when_it_is_dropped_meanwhile(
+    shared_cluster: LocalCluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashes = [spoilt, _] = keys(2, namespace)
+    with shared_cluster.client(lease=5.0) as client, shared_cluster.client() as other:
+        client.put(namespace, hashes, [content(hash_, 5000) for hash_ in hashes]).require()
+        extent = locate(client, namespace, [spoilt])[0, 0]
+        assert client.get(namespace, hashes).ok
+        # Where they are is known from here on.
+        spoil(other, extent, 64)
+        report = client._core.report
+
+        def dropped(*args: Any, **named: Any) -> None:
+            report(*args, **named)
+            assert eventually(lambda: not other.exists(namespace, [spoilt])[0], 30)
+
+        monkeypatch.setattr(client._core, "report", dropped)
+        found = client.get(namespace, hashes)
+        assert client.stats()["gets_located_before"] == 2
+        assert found.outcomes == bytes([Outcome.CORRUPT, Outcome.OK])
+        assert {index: error.code for index, error in found.errors.items()} == {0: "CHUNK_CORRUPT"}
+        assert client.get(namespace, [spoilt]).outcomes == bytes([Outcome.MISS])
+        assert client.put(namespace, [spoilt], [content(spoilt, 5000)]).outcomes == bytes([Outcome.OK])
 
 
 def test_a_hot_chunk_is_asked_for_once_in_half_a_lease(shared_cluster: LocalCluster, namespace: str) -> None:
