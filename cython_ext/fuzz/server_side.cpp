@@ -145,9 +145,9 @@ void ServerSide::receive(Connection &connection, size_t limit) {
   if (connection.stage != Stage::kOpen) return;
   if (connection.hello.kind == wire::kControl) {
     check_messages(connection);
-  } else if (connection.faultless) {
+  } else if (connection.faultless && connection.hello.kind == wire::kLane) {
     check_responses(connection);
-  } else {
+  } else {  // a spoilt Hello may ask for a lane of another kind
     in.clear();
   }
 }

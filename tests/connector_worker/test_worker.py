@@ -231,7 +231,7 @@ def test_stats_of_workers_and_of_times_are_added_up() -> None:
     total = ConnectorStats(data={"loads_ok": 1, "loads_open": 3, "load_seconds": [0.5]})
     assert not total.is_empty()
     again = total.aggregate(ConnectorStats(data={"loads_ok": 2, "loads_open": 2, "load_seconds": [0.1, 0.2]}))
-    assert again.to_dict() == {"loads_ok": 3, "loads_open": 3, "load_seconds": [0.5, 0.1, 0.2]}
+    assert again.data == {"loads_ok": 3, "loads_open": 3, "load_seconds": [0.5, 0.1, 0.2]}
     assert again.reduce() == {"loads_ok": 3, "loads_open": 3, "load_seconds_median": 0.2, "load_seconds_max": 0.5}
     again.reset()
     assert again.is_empty()
@@ -250,7 +250,7 @@ def test_every_number_has_a_metric(workers: Workers, namespace: str) -> None:
     run(worker, MoonpoolMetadata(loads=loads), lambda reported: bool(reported[0]))
     stats = worker.take_stats()
     assert stats is not None
-    metrics.observe(stats.to_dict(), 1)
+    metrics.observe(stats.data, 1)
 
     def value(name: str, engine: str = "1") -> float | None:
         return registry.get_sample_value(f"moonpool_connector_{name}", {"model_name": "m", "engine": engine})

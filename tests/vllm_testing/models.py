@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["VOCABULARY", "llama", "mla"]
+__all__ = ["VOCABULARY", "adapter", "llama", "mla"]
 
 VOCABULARY = 512
 _HIDDEN = 128
@@ -69,6 +69,24 @@ def mla(folder: Path, *, layers: int = 3, seed: int = 0) -> Path:
         "o_proj": (_HIDDEN, _HEADS * value),
     }
     return _write(folder, config, attention, {"kv_a_layernorm": rank}, layers, seed)
+
+
+def adapter(folder: Path, *, layers: int = 4, rank: int = 8, seed: int = 0) -> Path:
+    """Write a LoRA adapter for keys and values of a `llama` and return its folder."""
+    from safetensors.numpy import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": ["k_proj", "v_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+    chance = np.random.default_rng(seed)
+    tensors = {}
+    for layer in range(layers):
+        for name in config["target_modules"]:
+            prefix = f"base_model.model.model.layers.{layer}.self_attn.{name}."
+            for part, shape in (("lora_A", (rank, _HIDDEN)), ("lora_B", (2 * 64, rank))):
+                tensors[f"{prefix}{part}.weight"] = chance.normal(0, 0.5, shape).astype(np.float32)
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 def _write(
