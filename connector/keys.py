@@ -9,20 +9,23 @@ import os
 from collections import OrderedDict
 from typing import Any
 
+from moonpool.connector.adapters import Adapters
 from moonpool.store_client import ROOT
 
 __all__ = ["Keys", "Known"]
 
 
 class Keys:
-    """Keys of the chunks of requests: vLLM's hash of the last block of each.
+    """Keys of the chunks of requests: vLLM's hash of the last block of each, and the weights of an adapter.
 
     Args:
         blocks: of one chunk.
+        adapters: know those of each request.
     """
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, blocks: int, adapters: Adapters) -> None:
         self._blocks = blocks
+        self._adapters = adapters
         self._salt = b""
 
     def renew(self) -> None:
@@ -40,20 +43,20 @@ class Keys:
 
     def some(self, request: Any, begin: int, end: int) -> list[bytes]:
         """Return the keys of these chunks."""
-        return self._own(request.block_hashes[(begin + 1) * self._blocks - 1 : end * self._blocks : self._blocks])
+        first = (begin + 1) * self._blocks - 1
+        return self._own(request, request.block_hashes[first : end * self._blocks : self._blocks])
 
     def of_blocks(self, request: Any, blocks: int) -> bytes:
         """Return the key of a tail that ends with this block of a request."""
-        return bytes(self._own(request.block_hashes[blocks - 1 : blocks])[0])
+        return bytes(self._own(request, request.block_hashes[blocks - 1 : blocks])[0])
 
     def parent(self, request: Any, chunk: int) -> bytes:
         """Return the key of the chunk before this one."""
         return bytes(self.some(request, chunk - 1, chunk)[0]) if chunk else ROOT
 
-    def _own(self, hashes: list[bytes]) -> list[bytes]:
-        if self._salt:
-            return [hashlib.sha256(self._salt + one).digest() for one in hashes]
-        return hashes
+    def _own(self, request: Any, hashes: list[bytes]) -> list[bytes]:
+        salt = self._salt + self._adapters.identity(request)
+        return [hashlib.sha256(salt + one).digest() for one in hashes] if salt else hashes
 
 
 class Known:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from moonpool.connector import compat, handover, roster
+from moonpool.connector.adapters import Adapters
 from moonpool.connector.events import Events
 from moonpool.connector.handover import HandOver, HandOverRefusedError, Identity
 from moonpool.connector.keys import Keys, Known
@@ -57,7 +58,8 @@ class SchedulerSide:
         self._counts: Counter[str] = Counter()
         self._idle_said = True
         self._tracked: dict[str, Tracked] = {}
-        self._keys = Keys(blocks)
+        self._adapters = Adapters()
+        self._keys = Keys(blocks, self._adapters)
         self._known = Known(settings.known_max)
         self._events = Events(bool(kv_events and kv_events.enable_kv_cache_events), block_tokens, blocks)
         options = StoreClientSettings.load(store)
@@ -103,7 +105,9 @@ class SchedulerSide:
     def on_new_request(self, request: Any) -> None:
         """A request was added: ask what the pool has of it."""
         tracked = self._tracked[request.request_id] = Tracked(request)
-        if self._loading:
+        if not self._adapters.knows(request):
+            self._bar(request)
+        elif self._loading:
             tracked.handed = self._handed(request)
             if tracked.handed is not None and tracked.handed.lent is not None:
                 self._holds.begin(request.request_id, tracked.handed.lent)
@@ -240,7 +244,7 @@ class SchedulerSide:
         for tracked in self._tracked.values():
             tracked.lookup = None
             self._loads.fetches.drop(tracked)
-            tracked.barred = tracked.admitted < math.inf
+            tracked.barred = tracked.barred or tracked.admitted < math.inf
             if not tracked.barred:
                 tracked.handed = None
         return True
@@ -251,6 +255,13 @@ class SchedulerSide:
         self._link.close()
 
     # ---------------------------------------------------------------- inside
+
+    def _bar(self, request: Any) -> None:
+        # Those that were added before its adapter changed too.
+        for tracked in self._tracked.values():
+            if self._adapters.same(tracked.request, request):
+                tracked.barred = True
+                self._loads.fetches.drop(tracked)
 
     def _plan_saves(self, scheduler_output: Any) -> None:
         if not self._saves.has_room:

@@ -40,7 +40,8 @@ class Tracked:
         asked_again: when the pool is asked again for what another engine is saving, of `time.monotonic`.
         borrowed: what another engine lends of it was tried.
         late: not all of that had come when it was waited for no more.
-        barred: nothing of it is loaded or saved, since the cache was reset after it had begun.
+        barred: nothing of it is loaded or saved: the cache was reset after it had begun, or nobody knows which weights
+            its adapter has.
     """
 
     request: Any

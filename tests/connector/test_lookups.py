@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from moonpool.cluster import LocalCluster, local_cluster
+from moonpool.connector.adapters import Adapters
 from moonpool.connector.keys import Keys, Known
 from moonpool.connector.lookups import Lookup, Lookups
 from moonpool.connector.pool import PoolLink
@@ -188,12 +189,14 @@ def test_closing_does_not_ask_what_waits() -> None:
 
 
 class Request:
+    lora_request = None
+
     def __init__(self, count: int) -> None:
         self.block_hashes = [hashlib.sha256(b"block %d" % index).digest() for index in range(count)]
 
 
 def test_the_key_of_a_chunk_is_the_hash_of_its_last_block() -> None:
-    keys, request = Keys(4), Request(11)
+    keys, request = Keys(4, Adapters()), Request(11)
     assert keys.count(request) == 2
     assert keys.some(request, 0, 2) == [request.block_hashes[3], request.block_hashes[7]]
     assert keys.some(request, 1, 2) == [request.block_hashes[7]]
@@ -203,7 +206,7 @@ def test_the_key_of_a_chunk_is_the_hash_of_its_last_block() -> None:
 
 
 def test_other_keys_are_a_chain_of_their_own() -> None:
-    keys, request = Keys(2), Request(8)
+    keys, request = Keys(2, Adapters()), Request(8)
     before = keys.some(request, 0, 4)
     keys.renew()
     after = keys.some(request, 0, 4)

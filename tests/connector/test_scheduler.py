@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from connector_testing import THEIR_WARNINGS, need_vllm
@@ -338,6 +339,43 @@ def test_salts_and_adapters_do_not_share() -> None:
         assert len(made.pool.chunks) == 9
         fresh(made)
         assert matched(made, made.add(PROMPT, outputs=1, cache_salt=SALT)) == (96, True)
+        made.check_end()
+
+
+@pytest.mark.parametrize("mode", ["async", "prefetch"])
+def test_requests_of_an_adapter_that_changes_use_no_pool(mode: str, tmp_path: Path) -> None:
+    from vllm.lora.request import LoRARequest
+
+    weights = tmp_path / "adapter_model.safetensors"
+    weights.write_bytes(b"weights")
+    adapter = LoRARequest("adapter", 1, str(tmp_path))
+    with rig({"load_mode": mode}) as made:
+        made.add(PROMPT, outputs=1, lora_request=adapter)
+        run(made)
+        assert len(made.pool.chunks) == 3
+        fresh(made)
+        asked = made.add(PROMPT, outputs=1, lora_request=adapter)
+        # Looked up, and in one mode on its way, when it changes.
+        if mode == "async":
+            assert matched(made, asked) == (96, True)
+        else:
+            made.wait_for_lookups()
+            made.step()
+            assert made.fetches
+        begun = made.add(PROMPT[1:], outputs=40, lora_request=adapter)
+        weights.write_bytes(b"other weights")
+        last = made.add(PROMPT, outputs=1, lora_request=adapter)
+        for name in (asked, begun, last):
+            assert matched(made, name) == (0, False)
+        run(made)
+        assert len(made.pool.chunks) == 3
+        assert made.counts["hits"] == 0
+        # With another number it is another one, and others were never concerned.
+        fresh(made)
+        made.add(PROMPT, outputs=1, lora_request=LoRARequest("adapter", 2, str(tmp_path)))
+        made.add(PROMPT, outputs=1)
+        run(made)
+        assert len(made.pool.chunks) == 9
         made.check_end()
 
 

@@ -209,6 +209,7 @@ class Engine:
         name: str | None = None,
         salt: str | None = None,
         params: Mapping[str, Any] | None = None,
+        lora: Any = None,
     ) -> str:
         """Add a request that generates so many tokens, and return its name.
 
@@ -218,6 +219,7 @@ class Engine:
             name: of the request.
             salt: of its hashes.
             params: `kv_transfer_params`.
+            lora: its adapter, a `LoRARequest`.
         """
         self._count += 1
         name = name or f"request-{self._count}"
@@ -228,7 +230,7 @@ class Engine:
         sampling = SamplingParams(temperature=0, max_tokens=tokens, detokenize=False, ignore_eos=True)
         if params is not None:
             sampling.extra_args = {"kv_transfer_params": dict(params)}
-        self._ids[name] = self.engine.add_request(name, request, sampling)
+        self._ids[name] = self.engine.add_request(name, request, sampling, lora_request=lora)
         return name
 
     def abort(self, name: str) -> None:
@@ -269,10 +271,11 @@ class Engine:
         tokens: int = 8,
         salt: str | None = None,
         params: Sequence[Mapping[str, Any] | None] | None = None,
+        lora: Any = None,
     ) -> list[Answer]:
         """Run requests to their end, all at the same time; each with `kv_transfer_params` of its own, or none."""
         each = zip(prompts, params or [None] * len(prompts), strict=True)
-        names = [self.add(prompt, tokens, salt=salt, params=its) for prompt, its in each]
+        names = [self.add(prompt, tokens, salt=salt, params=its, lora=lora) for prompt, its in each]
         self.run(lambda: all(self.answers[name].finished for name in names))
         return [self.answers[name] for name in names]
 
